@@ -1,0 +1,372 @@
+//! Memory the device reads or writes: ranges, page lists, message buffers.
+//!
+//! Everything here is linear: a [`Range`], a [`PageList`] and a [`Buffer`] move by value through
+//! submissions and events, and who does not hold one cannot reach its bytes. So there is no
+//! `&mut [u8]` to memory that is posted, and no lookup that could free something twice.
+#![allow(unsafe_code)]
+
+use core::marker::PhantomData;
+use core::ptr::{self, NonNull};
+
+use crate::nic::{LKey, Sge};
+
+/// Bytes of a message buffer, on both sides of every o2iblnd connection (`4 << 10`).
+pub const MESSAGE_BYTES: usize = 4096;
+
+/// Most fragments of one transfer: 1 MiB at any byte offset is 257 pages (LU-15092).
+pub const MAX_FRAGMENTS: usize = 257;
+
+/// A piece of registered memory, owned.
+#[derive(Debug)]
+pub struct Range<'a> {
+    piece: Sge,
+    owned: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Range<'a> {
+    /// Memory that the device knows by `lkey`. `None` for a length that no descriptor can say (2^32
+    /// bytes or more).
+    ///
+    /// # Safety
+    /// `base` points to `length` bytes that are valid, initialised, registered under `lkey`, and reached
+    /// through nothing else for `'a`, except by the device.
+    #[must_use]
+    pub unsafe fn new(base: NonNull<u8>, length: usize, lkey: LKey) -> Option<Self> {
+        Some(Self {
+            piece: Sge {
+                address: base.as_ptr().expose_provenance() as u64,
+                length: u32::try_from(length).ok()?,
+                lkey,
+            },
+            owned: PhantomData,
+        })
+    }
+
+    /// Address, length and local key.
+    #[must_use]
+    pub const fn sge(&self) -> Sge {
+        self.piece
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: by the contract of `new` the range is valid, and nobody writes it while it is owned here
+        // and not inside a submission.
+        unsafe { bytes(self.piece) }
+    }
+
+    /// The bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`; `&mut self` makes it the only way in.
+        unsafe { bytes_mut(self.piece) }
+    }
+
+    /// The first `at` bytes and the rest; `None`, with nothing lost, is not possible: a range that
+    /// is too short comes back whole.
+    ///
+    /// # Errors
+    /// The range itself, when it has fewer than `at` bytes.
+    pub fn split_at(self, at: u32) -> Result<(Self, Self), Self> {
+        let Some(rest) = self.piece.length.checked_sub(at) else {
+            return Err(self);
+        };
+        let Some(address) = self.piece.address.checked_add(u64::from(at)) else {
+            return Err(self);
+        };
+        let lkey = self.piece.lkey;
+        Ok((
+            Self {
+                piece: Sge {
+                    length: at,
+                    ..self.piece
+                },
+                owned: PhantomData,
+            },
+            Self {
+                piece: Sge {
+                    address,
+                    length: rest,
+                    lkey,
+                },
+                owned: PhantomData,
+            },
+        ))
+    }
+}
+
+/// A list of ranges, in the order of the bytes: what one PUT or GET moves, or what a portal exports.
+#[derive(Debug, Default)]
+pub struct PageList<'a> {
+    pieces: heapless::Vec<Sge, MAX_FRAGMENTS>,
+    length: u64,
+    owned: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> PageList<'a> {
+    /// An empty list.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            pieces: heapless::Vec::new(),
+            length: 0,
+            owned: PhantomData,
+        }
+    }
+
+    /// Appends a range. Empty ranges are legal and dropped.
+    ///
+    /// # Errors
+    /// The range, when the list holds [`MAX_FRAGMENTS`] already.
+    pub fn push(&mut self, range: Range<'a>) -> Result<(), Range<'a>> {
+        if range.piece.length == 0 {
+            return Ok(());
+        }
+        let length = u64::from(range.piece.length);
+        match self.pieces.push(range.piece) {
+            Ok(()) => {
+                self.length = self.length.saturating_add(length);
+                Ok(())
+            }
+            Err(_) => Err(range),
+        }
+    }
+
+    /// Takes the last range out.
+    pub fn pop(&mut self) -> Option<Range<'a>> {
+        let piece = self.pieces.pop()?;
+        self.length = self.length.saturating_sub(u64::from(piece.length));
+        Some(Range {
+            piece,
+            owned: PhantomData,
+        })
+    }
+
+    /// Bytes in all.
+    #[must_use]
+    pub const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The ranges as the device sees them.
+    #[must_use]
+    pub fn pieces(&self) -> &[Sge] {
+        &self.pieces
+    }
+
+    /// The bytes of each range in turn.
+    pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
+        self.pieces.iter().map(|piece| {
+            // SAFETY: each piece came in as an owned `Range`, and the list is not inside a submission
+            // while somebody holds `&self`.
+            unsafe { bytes(*piece) }
+        })
+    }
+
+    /// The bytes of each range in turn, to change.
+    pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
+        self.pieces.iter().map(|piece| {
+            // SAFETY: as in `chunks`; ranges do not overlap, since each was owned.
+            unsafe { bytes_mut(*piece) }
+        })
+    }
+
+    /// The pieces of bytes `[offset, offset + length)`, in order. Shorter where the list ends.
+    pub fn slice(&self, offset: u64, length: u32) -> impl Iterator<Item = Sge> + '_ {
+        let mut skip = offset;
+        let mut left = length;
+        self.pieces.iter().filter_map(move |piece| {
+            let from = skip.min(u64::from(piece.length));
+            skip = skip.saturating_sub(from);
+            let from = u32::try_from(from).ok()?;
+            let take = piece.length.saturating_sub(from).min(left);
+            left = left.saturating_sub(take);
+            (take != 0).then_some(Sge {
+                address: piece.address.wrapping_add(u64::from(from)),
+                length: take,
+                lkey: piece.lkey,
+            })
+        })
+    }
+
+    /// Copies `from` into the list at `offset`; how many bytes found room.
+    ///
+    /// For the data plane's own use on lists it holds: the small payloads that ride in a message.
+    pub fn write_at(&mut self, offset: u64, from: &[u8]) -> usize {
+        let length = u32::try_from(from.len()).unwrap_or(u32::MAX);
+        let mut rest = from;
+        let mut copied = 0_usize;
+        for piece in self.slice(offset, length) {
+            let Some((head, tail)) = rest.split_at_checked(piece.length as usize) else {
+                break;
+            };
+            // SAFETY: a piece of a range this list owns; `&mut self` keeps others out, and the device
+            // writes into it only under a key that the poller granted and saw die.
+            let to = unsafe { bytes_mut(piece) };
+            for (to, from) in to.iter_mut().zip(head) {
+                *to = *from;
+            }
+            copied = copied.saturating_add(head.len());
+            rest = tail;
+        }
+        copied
+    }
+
+    /// Copies bytes at `offset` out of the list; how many there were.
+    pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
+        let length = u32::try_from(to.len()).unwrap_or(u32::MAX);
+        let mut rest = to;
+        let mut copied = 0_usize;
+        for piece in self.slice(offset, length) {
+            let Some((head, tail)) = rest.split_at_mut_checked(piece.length as usize) else {
+                break;
+            };
+            // SAFETY: a piece of a range this list owns, not written by anybody in this core.
+            let from = unsafe { bytes(piece) };
+            for (to, from) in head.iter_mut().zip(from) {
+                *to = *from;
+            }
+            copied = copied.saturating_add(head.len());
+            rest = tail;
+        }
+        copied
+    }
+}
+
+/// A message buffer that we hold.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    piece: Sge,
+    owned: PhantomData<&'a mut [u8]>,
+}
+
+impl<'a> Buffer<'a> {
+    /// The first [`MESSAGE_BYTES`] of a range.
+    ///
+    /// # Errors
+    /// The range, when it is shorter.
+    pub fn new(range: Range<'a>) -> Result<Self, Range<'a>> {
+        if (range.piece.length as usize) < MESSAGE_BYTES {
+            return Err(range);
+        }
+        Ok(Self {
+            piece: range.piece,
+            owned: PhantomData,
+        })
+    }
+
+    /// The bytes.
+    pub fn bytes(&mut self) -> &mut [u8; MESSAGE_BYTES] {
+        let base = ptr::with_exposed_provenance_mut::<[u8; MESSAGE_BYTES]>(address(self.piece));
+        // SAFETY: at least `MESSAGE_BYTES` owned bytes by `new`; a posted buffer is a `Posted`, not this.
+        unsafe { &mut *base }
+    }
+
+    /// The bytes, to read.
+    #[must_use]
+    pub fn peek(&self) -> &[u8; MESSAGE_BYTES] {
+        let base = ptr::with_exposed_provenance::<[u8; MESSAGE_BYTES]>(address(self.piece));
+        // SAFETY: as in `bytes`.
+        unsafe { &*base }
+    }
+
+    /// Gives it to the device.
+    #[must_use]
+    pub const fn post(self) -> Posted<'a> {
+        Posted(self)
+    }
+}
+
+/// A message buffer that the device holds: no access until it completes.
+#[derive(Debug)]
+pub struct Posted<'a>(Buffer<'a>);
+
+impl<'a> Posted<'a> {
+    /// The first `length` bytes as a piece for a work request; at most the buffer.
+    #[must_use]
+    pub fn sge(&self, length: u32) -> Sge {
+        Sge {
+            length: length.min(4096),
+            ..self.0.piece
+        }
+    }
+
+    /// `length` bytes at `offset`, for data that rides behind the message in the same buffer.
+    #[must_use]
+    pub fn sge_at(&self, offset: u32, length: u32) -> Sge {
+        let offset = offset.min(4096);
+        Sge {
+            address: self.0.piece.address.wrapping_add(u64::from(offset)),
+            length: length.min(4096_u32.saturating_sub(offset)),
+            lkey: self.0.piece.lkey,
+        }
+    }
+
+    /// The device is done with it.
+    #[must_use]
+    pub const fn completed(self) -> Buffer<'a> {
+        self.0
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "came from a pointer")]
+const fn address(piece: Sge) -> usize {
+    piece.address as usize
+}
+
+/// # Safety
+/// The piece is a live part of an owned range that nobody writes for the lifetime chosen.
+unsafe fn bytes<'b>(piece: Sge) -> &'b [u8] {
+    let base = ptr::with_exposed_provenance::<u8>(address(piece));
+    // SAFETY: by the caller's word; the provenance was exposed by `Range::new`.
+    unsafe { core::slice::from_raw_parts(base, piece.length as usize) }
+}
+
+/// # Safety
+/// The piece is a live part of an owned range that nobody else touches for the lifetime chosen.
+unsafe fn bytes_mut<'b>(piece: Sge) -> &'b mut [u8] {
+    let base = ptr::with_exposed_provenance_mut::<u8>(address(piece));
+    // SAFETY: by the caller's word; the provenance was exposed by `Range::new`.
+    unsafe { core::slice::from_raw_parts_mut(base, piece.length as usize) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Buffer, LKey, PageList, Range};
+    use core::ptr::NonNull;
+
+    fn range(bytes: &mut [u8]) -> Range<'_> {
+        let length = bytes.len();
+        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
+        // SAFETY: the borrow of `bytes` lasts as long as the range.
+        unsafe { Range::new(base, length, LKey(7)) }.unwrap()
+    }
+
+    #[test]
+    fn lists_read_and_write_across_holes() {
+        let mut backing = [0_u8; 64];
+        let (left, right) = range(&mut backing).split_at(10).unwrap();
+        let (_hole, right) = right.split_at(5).unwrap();
+        let mut list = PageList::new();
+        list.push(left).unwrap();
+        list.push(right).unwrap();
+        assert_eq!(list.length(), 59);
+        assert_eq!(list.write_at(8, &[1, 2, 3, 4]), 4);
+        let mut back = [0; 4];
+        assert_eq!(list.read_at(8, &mut back), 4);
+        assert_eq!(back, [1, 2, 3, 4]);
+        assert_eq!(list.read_at(57, &mut back), 2);
+        let slice: heapless::Vec<_, 4> = list.slice(8, 4).collect();
+        assert_eq!((slice[0].length, slice[1].length), (2, 2));
+        assert_eq!(list.pop().unwrap().sge().length, 49);
+        assert_eq!(list.length(), 10);
+        drop(list);
+        assert_eq!(&backing[8..17], &[1, 2, 0, 0, 0, 0, 0, 3, 4]);
+    }
+
+    #[test]
+    fn a_short_range_is_no_buffer() {
+        let mut backing = [0_u8; 4095];
+        assert!(Buffer::new(range(&mut backing)).is_err());
+    }
+}

@@ -1,0 +1,414 @@
+//! Fixed slots with generations.
+//!
+//! A [`Pool`] stores values in slots that somebody lent; a [`Handle`] names one by index and
+//! generation, so that a completion for a value that is gone finds nothing instead of somebody
+//! else's value. Each slot has one link. It threads the free list while the slot is vacant and at
+//! most one [`Queue`] while it is occupied. [`pack`] and [`unpack`] put a kind and a handle into a
+//! work request's 64-bit id.
+
+use crate::nic::WrId;
+
+/// End of a list.
+const NONE: u32 = u32::MAX;
+
+/// Most slots of a pool: an index has 24 bits in a [`WrId`].
+pub const MAX_SLOTS: usize = 1 << 24;
+
+/// Names an occupied slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Handle {
+    index: u32,
+    generation: u32,
+}
+
+impl Handle {
+    /// Position of the slot, for tables kept beside the pool.
+    #[must_use]
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+
+    /// One 64-bit word: index in the upper half, generation in the lower.
+    #[must_use]
+    pub const fn to_bits(self) -> u64 {
+        ((self.index as u64) << 32) | self.generation as u64
+    }
+
+    /// The inverse of [`to_bits`](Self::to_bits). Any word is accepted: a handle that names nothing
+    /// is found out when it is used.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the two halves of the word"
+    )]
+    pub const fn from_bits(bits: u64) -> Self {
+        Self {
+            index: (bits >> 32) as u32,
+            generation: bits as u32,
+        }
+    }
+}
+
+/// What a work request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A message of a transfer. The handle names the transfer.
+    Send = 1,
+    /// An RDMA WRITE of a transfer.
+    Write = 2,
+    /// A registration of a transfer's memory.
+    Register = 3,
+    /// An invalidation of a transfer's key.
+    Invalidate = 4,
+    /// A NOOP. The handle names the connection.
+    Noop = 5,
+    /// A posted receive. The handle names the receive.
+    Receive = 6,
+}
+
+/// Kind and handle in one work request id.
+#[must_use]
+pub const fn pack(kind: Kind, handle: Handle) -> WrId {
+    WrId(((kind as u64) << 56) | handle.to_bits())
+}
+
+/// The inverse of [`pack`]; `None` for an id that no `pack` made.
+#[must_use]
+pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
+    let kind = match id.0 >> 56 {
+        1 => Kind::Send,
+        2 => Kind::Write,
+        3 => Kind::Register,
+        4 => Kind::Invalidate,
+        5 => Kind::Noop,
+        6 => Kind::Receive,
+        _ => return None,
+    };
+    Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
+}
+
+/// One place for a value.
+#[derive(Debug)]
+pub struct Slot<T> {
+    generation: u32,
+    next: u32,
+    value: Option<T>,
+}
+
+impl<T> Slot<T> {
+    /// A vacant slot.
+    #[must_use]
+    pub const fn vacant() -> Self {
+        Self {
+            generation: 0,
+            next: NONE,
+            value: None,
+        }
+    }
+}
+
+impl<T> Default for Slot<T> {
+    fn default() -> Self {
+        Self::vacant()
+    }
+}
+
+/// Values in lent slots.
+#[derive(Debug)]
+pub struct Pool<'a, T> {
+    slots: &'a mut [Slot<T>],
+    free: u32,
+    occupied: usize,
+}
+
+impl<'a, T> Pool<'a, T> {
+    /// A pool over `slots`, all vacant afterwards. Slots beyond [`MAX_SLOTS`] are not used.
+    #[expect(clippy::cast_possible_truncation, reason = "bounded by MAX_SLOTS")]
+    pub fn new(slots: &'a mut [Slot<T>]) -> Self {
+        let mut next = NONE;
+        for (index, slot) in slots.iter_mut().enumerate().take(MAX_SLOTS).rev() {
+            slot.value = None;
+            slot.next = next;
+            next = index as u32;
+        }
+        Self {
+            slots,
+            free: next,
+            occupied: 0,
+        }
+    }
+
+    /// How many slots hold a value.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.occupied
+    }
+
+    /// Whether no slot holds a value.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.occupied == 0
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub const fn capacity(&self) -> usize {
+        if self.slots.len() < MAX_SLOTS {
+            self.slots.len()
+        } else {
+            MAX_SLOTS
+        }
+    }
+
+    /// How many slots are vacant.
+    #[must_use]
+    pub const fn vacant(&self) -> usize {
+        self.capacity().saturating_sub(self.occupied)
+    }
+
+    /// Puts a value into a vacant slot.
+    ///
+    /// # Errors
+    /// The value, when no slot is vacant.
+    pub fn insert(&mut self, value: T) -> Result<Handle, T> {
+        let index = self.free;
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return Err(value);
+        };
+        self.free = slot.next;
+        slot.next = NONE;
+        slot.value = Some(value);
+        self.occupied = self.occupied.wrapping_add(1);
+        Ok(Handle {
+            index,
+            generation: slot.generation,
+        })
+    }
+
+    /// The value, if the handle's generation is the slot's.
+    #[must_use]
+    pub fn get(&self, handle: Handle) -> Option<&T> {
+        let slot = self.slots.get(handle.index())?;
+        if slot.generation == handle.generation {
+            slot.value.as_ref()
+        } else {
+            None
+        }
+    }
+
+    /// The value, to change.
+    pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        self.slot(handle)?.value.as_mut()
+    }
+
+    /// Takes the value out. The handle, and every copy of it, names nothing from now on.
+    ///
+    /// The value must not be linked in a [`Queue`]: [`unlink`](Self::unlink) it first.
+    pub fn remove(&mut self, handle: Handle) -> Option<T> {
+        let free = self.free;
+        let slot = self.slot(handle)?;
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = free;
+        self.free = handle.index;
+        self.occupied = self.occupied.wrapping_sub(1);
+        Some(value)
+    }
+
+    /// The handle of the value in slot `index`, if there is one.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "bounded by MAX_SLOTS")]
+    pub fn at(&self, index: usize) -> Option<Handle> {
+        let slot = self.slots.get(index)?;
+        slot.value.as_ref()?;
+        (index < MAX_SLOTS).then_some(Handle {
+            index: index as u32,
+            generation: slot.generation,
+        })
+    }
+
+    /// Appends to a queue. False, and nothing done, for a handle that names nothing.
+    ///
+    /// A value is in at most one queue at a time; the caller sees to that.
+    pub fn push_back(&mut self, queue: &mut Queue, handle: Handle) -> bool {
+        let Some(slot) = self.slot(handle) else {
+            return false;
+        };
+        slot.next = NONE;
+        if let Some(tail) = self.slots.get_mut(queue.tail as usize)
+            && queue.length != 0
+        {
+            tail.next = handle.index;
+        } else {
+            queue.head = handle.index;
+        }
+        queue.tail = handle.index;
+        queue.length = queue.length.wrapping_add(1);
+        true
+    }
+
+    /// Puts back at the front of a queue what could not be served.
+    pub fn push_front(&mut self, queue: &mut Queue, handle: Handle) -> bool {
+        let head = if queue.length == 0 { NONE } else { queue.head };
+        let Some(slot) = self.slot(handle) else {
+            return false;
+        };
+        slot.next = head;
+        if queue.length == 0 {
+            queue.tail = handle.index;
+        }
+        queue.head = handle.index;
+        queue.length = queue.length.wrapping_add(1);
+        true
+    }
+
+    /// Takes the oldest out of a queue.
+    pub fn pop_front(&mut self, queue: &mut Queue) -> Option<Handle> {
+        let handle = self.front(queue)?;
+        let slot = self.slots.get_mut(handle.index())?;
+        queue.head = slot.next;
+        slot.next = NONE;
+        queue.length = queue.length.wrapping_sub(1);
+        if queue.length == 0 {
+            *queue = Queue::new();
+        }
+        Some(handle)
+    }
+
+    /// The oldest of a queue.
+    #[must_use]
+    pub fn front(&self, queue: &Queue) -> Option<Handle> {
+        if queue.length == 0 {
+            return None;
+        }
+        self.at(queue.head as usize)
+    }
+
+    /// Takes one value out of the middle of a queue; true if it was in there. Walks the queue.
+    pub fn unlink(&mut self, queue: &mut Queue, handle: Handle) -> bool {
+        let mut rest = core::mem::take(queue);
+        let mut found = false;
+        while let Some(member) = self.pop_front(&mut rest) {
+            if member == handle {
+                found = true;
+            } else {
+                self.push_back(queue, member);
+            }
+        }
+        found
+    }
+
+    fn slot(&mut self, handle: Handle) -> Option<&mut Slot<T>> {
+        let slot = self.slots.get_mut(handle.index())?;
+        (slot.generation == handle.generation && slot.value.is_some()).then_some(slot)
+    }
+}
+
+/// First-in first-out order over values of one pool. A value is in at most one queue.
+#[derive(Debug)]
+pub struct Queue {
+    head: u32,
+    tail: u32,
+    length: u32,
+}
+
+impl Queue {
+    /// An empty queue.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            head: NONE,
+            tail: NONE,
+            length: 0,
+        }
+    }
+
+    /// How many are waiting.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether nobody waits.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+impl Default for Queue {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Handle, Kind, Pool, Queue, Slot, pack, unpack};
+    use crate::nic::WrId;
+
+    #[test]
+    fn a_stale_handle_finds_nothing() {
+        let mut slots = [const { Slot::vacant() }; 2];
+        let mut pool = Pool::new(&mut slots);
+        let first = pool.insert('a').unwrap();
+        assert_eq!(pool.remove(first), Some('a'));
+        let second = pool.insert('b').unwrap();
+        assert_eq!(first.index(), second.index());
+        assert_eq!(pool.get(first), None);
+        assert_eq!(pool.remove(first), None);
+        assert_eq!(pool.get(second), Some(&'b'));
+    }
+
+    #[test]
+    fn a_full_pool_returns_the_value_and_is_whole_afterwards() {
+        let mut slots = [const { Slot::vacant() }; 3];
+        let mut pool = Pool::new(&mut slots);
+        let handles = [1, 2, 3].map(|n| pool.insert(n).unwrap());
+        assert_eq!(pool.insert(4), Err(4));
+        for handle in handles {
+            pool.remove(handle).unwrap();
+        }
+        assert_eq!(pool.vacant(), 3);
+        assert!(pool.is_empty());
+    }
+
+    #[test]
+    fn queues_keep_order_and_take_back_at_the_front() {
+        let mut slots = [const { Slot::vacant() }; 4];
+        let mut pool = Pool::new(&mut slots);
+        let mut queue = Queue::new();
+        let [a, b, c] = [1, 2, 3].map(|n| pool.insert(n).unwrap());
+        for handle in [a, b, c] {
+            assert!(pool.push_back(&mut queue, handle));
+        }
+        assert_eq!(pool.pop_front(&mut queue), Some(a));
+        assert!(pool.push_front(&mut queue, a));
+        assert!(pool.unlink(&mut queue, b));
+        assert!(!pool.unlink(&mut queue, b));
+        assert_eq!(pool.pop_front(&mut queue), Some(a));
+        assert_eq!(pool.pop_front(&mut queue), Some(c));
+        assert_eq!(pool.pop_front(&mut queue), None);
+        assert!(pool.push_front(&mut queue, b));
+        assert_eq!(pool.front(&queue), Some(b));
+        assert!(queue.len() == 1 && !queue.is_empty());
+    }
+
+    #[test]
+    fn ids_round_trip_and_junk_is_told_apart() {
+        let handle = Handle::from_bits((0x00ff_ffff << 32) | 0xdead_beef);
+        for kind in [
+            Kind::Send,
+            Kind::Write,
+            Kind::Register,
+            Kind::Invalidate,
+            Kind::Noop,
+            Kind::Receive,
+        ] {
+            assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
+        }
+        assert_eq!(unpack(WrId(0)), None);
+        assert_eq!(unpack(WrId(u64::MAX)), None);
+    }
+}

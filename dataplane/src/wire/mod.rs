@@ -1,0 +1,5 @@
+//! o2iblnd and LNet, byte by byte.
+
+pub mod nid;
+
+pub use nid::{Nid, Pid};

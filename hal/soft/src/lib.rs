@@ -1,0 +1,2 @@
+#![no_std]
+//! Placeholder while the room is being built.
