@@ -28,8 +28,8 @@ impl<'a> Range<'a> {
     /// bytes or more).
     ///
     /// # Safety
-    /// `base` points to `length` bytes that are valid, initialised, registered under `lkey`, and reached
-    /// through nothing else for `'a`, except by the device.
+    /// `base` points to `length` bytes that are valid, initialised, and reached through nothing else for
+    /// `'a`, except by the device that knows them by `lkey`.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, length: usize, lkey: LKey) -> Option<Self> {
         Some(Self {
@@ -40,6 +40,16 @@ impl<'a> Range<'a> {
             },
             owned: PhantomData,
         })
+    }
+
+    /// A slice of bytes as a range, under `lkey`. `None` for 2^32 bytes or more.
+    #[must_use]
+    pub fn of_bytes(bytes: &'a mut [u8], lkey: LKey) -> Option<Self> {
+        let length = bytes.len();
+        let base = NonNull::from(bytes).cast::<u8>();
+        // SAFETY: the exclusive borrow lasts for `'a`. Whether `lkey` covers it decides what a device
+        // makes of it, not whether these bytes are valid.
+        unsafe { Self::new(base, length, lkey) }
     }
 
     /// Address, length and local key.
@@ -62,8 +72,7 @@ impl<'a> Range<'a> {
         unsafe { bytes_mut(self.piece) }
     }
 
-    /// The first `at` bytes and the rest; `None`, with nothing lost, is not possible: a range that
-    /// is too short comes back whole.
+    /// The first `at` bytes, and the rest.
     ///
     /// # Errors
     /// The range itself, when it has fewer than `at` bytes.
@@ -333,13 +342,9 @@ unsafe fn bytes_mut<'b>(piece: Sge) -> &'b mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::{Buffer, LKey, PageList, Range};
-    use core::ptr::NonNull;
 
     fn range(bytes: &mut [u8]) -> Range<'_> {
-        let length = bytes.len();
-        let base = NonNull::new(bytes.as_mut_ptr()).unwrap();
-        // SAFETY: the borrow of `bytes` lasts as long as the range.
-        unsafe { Range::new(base, length, LKey(7)) }.unwrap()
+        Range::of_bytes(bytes, LKey(7)).unwrap()
     }
 
     #[test]

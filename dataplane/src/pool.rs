@@ -285,6 +285,16 @@ impl<'a, T> Pool<'a, T> {
         self.at(queue.head as usize)
     }
 
+    /// The one behind `handle` in its queue.
+    #[must_use]
+    pub fn after(&self, handle: Handle) -> Option<Handle> {
+        let slot = self.slots.get(handle.index())?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        self.at(slot.next as usize)
+    }
+
     /// Takes one value out of the middle of a queue; true if it was in there. Walks the queue.
     pub fn unlink(&mut self, queue: &mut Queue, handle: Handle) -> bool {
         let mut rest = core::mem::take(queue);

@@ -1,0 +1,324 @@
+//! One peer connection: credits, queues, what is on its send queue.
+//!
+//! # Credits (v2)
+//! Both ends post `2 * depth + 2` receives: `depth` for the other's requests, `depth` for the answers
+//! to our own, two for NOOPs. A request costs a credit; a bulk request (PUT_REQ, GET_REQ) also one of
+//! `depth` *reserved* credits, which its answer gives back. Answers cost nothing. What a consumed
+//! message frees is *owed* and rides back in the next message, or in a NOOP once it reaches the
+//! high-water mark. So answers and credit returns never wait for a credit, and two nodes that both
+//! fill their windows cannot block each other.
+
+use crate::memory::Posted;
+use crate::nic::Qp;
+use crate::peer::Terms;
+use crate::pool::Queue;
+use crate::time::Instant;
+
+/// More credits came back than were spent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BadCredits;
+
+/// The counters of one connection's flow control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credits {
+    depth: u16,
+    high_water: u16,
+    credits: u16,
+    reserved: u16,
+    owed: u16,
+}
+
+impl Credits {
+    /// A fresh connection's. The high-water mark is held between 1 and `depth`: above the
+    /// negotiated depth credits would never come back (LU-12569).
+    #[must_use]
+    pub const fn new(depth: u16, high_water: u16) -> Self {
+        let high_water = if high_water > depth { depth } else { high_water };
+        Self {
+            depth,
+            high_water: if high_water == 0 { 1 } else { high_water },
+            credits: depth,
+            reserved: depth,
+            owed: 0,
+        }
+    }
+
+    /// Messages that may be sent now.
+    #[must_use]
+    pub const fn available(&self) -> u16 {
+        self.credits
+    }
+
+    /// Bulk requests that may be started now.
+    #[must_use]
+    pub const fn reserved(&self) -> u16 {
+        self.reserved
+    }
+
+    /// Credits the peer has coming.
+    #[must_use]
+    pub const fn owed(&self) -> u16 {
+        self.owed
+    }
+
+    /// Whether nothing is spent or owed.
+    #[must_use]
+    pub const fn is_whole(&self) -> bool {
+        self.credits == self.depth && self.reserved == self.depth && self.owed == 0
+    }
+
+    /// Takes a credit for a message. Checked here, in the path that sends: overrunning a kernel's
+    /// credits panics a file server.
+    #[must_use]
+    pub const fn spend(&mut self) -> bool {
+        match self.credits.checked_sub(1) {
+            Some(left) => {
+                self.credits = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A message that had taken a credit was not posted.
+    pub const fn unspend(&mut self) {
+        if self.credits < self.depth {
+            self.credits = self.credits.wrapping_add(1);
+        }
+    }
+
+    /// Takes a reserved credit for a bulk request.
+    #[must_use]
+    pub const fn reserve(&mut self) -> bool {
+        match self.reserved.checked_sub(1) {
+            Some(left) => {
+                self.reserved = left;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// A bulk request was answered, or will never be sent.
+    pub const fn unreserve(&mut self) {
+        if self.reserved < self.depth {
+            self.reserved = self.reserved.wrapping_add(1);
+        }
+    }
+
+    /// The header of a message brought `credits` back.
+    ///
+    /// # Errors
+    /// More than were spent: the connection must end.
+    pub const fn returned(&mut self, credits: u8) -> Result<(), BadCredits> {
+        let sum = self.credits.saturating_add(credits as u16);
+        if sum > self.depth {
+            return Err(BadCredits);
+        }
+        self.credits = sum;
+        Ok(())
+    }
+
+    /// A receive that the peer paid for is posted again.
+    pub const fn owe(&mut self) {
+        if self.owed < self.depth {
+            self.owed = self.owed.wrapping_add(1);
+        }
+    }
+
+    /// What the next message carries back.
+    #[expect(clippy::cast_possible_truncation, reason = "at most 255")]
+    pub const fn pay(&mut self) -> u8 {
+        let paid = if self.owed > 255 { 255 } else { self.owed };
+        self.owed = self.owed.saturating_sub(paid);
+        paid as u8
+    }
+
+    /// A message that carried `paid` back was not posted.
+    pub const fn unpay(&mut self, paid: u8) {
+        let owed = self.owed.saturating_add(paid as u16);
+        self.owed = if owed > self.depth { self.depth } else { owed };
+    }
+
+    /// Whether so much is owed that it must go back by itself.
+    #[must_use]
+    pub const fn at_high_water(&self) -> bool {
+        self.owed >= self.high_water
+    }
+}
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Receives are posted; the control side is still shaking hands. Messages wait.
+    Adopted,
+    /// Messages are taken, though the control side has not said so: on the accepting side the terms are
+    /// final, and the first message stands for a lost RTU (LU-8303).
+    Accepted,
+    /// Transfers may start.
+    Established,
+    /// Everything outstanding is being flushed.
+    Closing,
+}
+
+/// Most NOOPs on the send queue at a time.
+pub const MAX_NOOPS: usize = 2;
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection<'a> {
+    pub(crate) terms: Terms,
+    pub(crate) qp: Qp,
+    pub(crate) token: u64,
+    pub(crate) state: State,
+    pub(crate) why: Option<crate::poller::Reason>,
+    pub(crate) credits: Credits,
+    /// Transfers of ours that wait for their share of the queue pair.
+    pub(crate) waiting: Queue,
+    /// Bulk requests that wait for a reserved credit.
+    pub(crate) reserve: Queue,
+    /// Messages that wait for a credit.
+    pub(crate) credited: Queue,
+    /// Answers: they wait for nothing but room on the send queue.
+    pub(crate) answers: Queue,
+    /// Keys to be invalidated.
+    pub(crate) invalidates: Queue,
+    /// Incoming messages that wait for a slot of ours.
+    pub(crate) held: Queue,
+    /// Receives to be posted again.
+    pub(crate) reposts: Queue,
+    /// Transfers of ours that hold a share.
+    pub(crate) own: u16,
+    /// Transfers of the peer that hold a share.
+    pub(crate) peers: u16,
+    /// NOOPs on the send queue, oldest first.
+    pub(crate) noops: heapless::Deque<Posted<'a>, MAX_NOOPS>,
+    pub(crate) posted_receives: u16,
+    pub(crate) last_sent: Instant,
+    /// Free-running indices of the record of what is on the send queue.
+    pub(crate) head: u32,
+    pub(crate) tail: u32,
+    /// Whether it is in the poller's list of connections to look at.
+    pub(crate) listed: bool,
+}
+
+impl Connection<'_> {
+    /// A connection that was just adopted.
+    #[must_use]
+    pub const fn new(qp: Qp, terms: Terms, state: State, token: u64, now: Instant) -> Self {
+        Self {
+            terms,
+            qp,
+            token,
+            state,
+            why: None,
+            credits: Credits::new(terms.queue_depth, terms.high_water),
+            waiting: Queue::new(),
+            reserve: Queue::new(),
+            credited: Queue::new(),
+            answers: Queue::new(),
+            invalidates: Queue::new(),
+            held: Queue::new(),
+            reposts: Queue::new(),
+            own: 0,
+            peers: 0,
+            noops: heapless::Deque::new(),
+            posted_receives: 0,
+            last_sent: now,
+            head: 0,
+            tail: 0,
+            listed: false,
+        }
+    }
+
+    /// The terms are final.
+    pub(crate) const fn settle(&mut self, terms: Terms) {
+        self.terms = terms;
+        self.credits = Credits::new(terms.queue_depth, terms.high_water);
+        self.state = State::Established;
+    }
+
+    /// Send work requests whose slots are not known to be free.
+    #[must_use]
+    pub const fn on_send_queue(&self) -> u32 {
+        self.head.wrapping_sub(self.tail)
+    }
+
+    /// Whether incoming messages are taken.
+    #[must_use]
+    pub const fn takes_messages(&self) -> bool {
+        matches!(self.state, State::Accepted | State::Established)
+    }
+
+    /// Whether a NOOP should go now (protocol: nothing that could carry the credits instead is about to).
+    #[must_use]
+    pub fn wants_noop(&self, keepalive_due: bool) -> bool {
+        matches!(self.state, State::Established)
+            && (self.credits.at_high_water() || keepalive_due)
+            && self.answers.is_empty()
+            && (self.credited.is_empty() || self.credits.available() == 0)
+            && !self.noops.is_full()
+    }
+
+    /// Whether anything waits that a later poll must look at again.
+    #[must_use]
+    pub const fn has_work(&self) -> bool {
+        !self.waiting.is_empty()
+            || !self.reserve.is_empty()
+            || !self.credited.is_empty()
+            || !self.answers.is_empty()
+            || !self.invalidates.is_empty()
+            || !self.held.is_empty()
+            || !self.reposts.is_empty()
+            || matches!(self.state, State::Closing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{BadCredits, Credits};
+
+    #[test]
+    fn a_window_is_spent_and_comes_back_once() {
+        let mut credits = Credits::new(8, 4);
+        for _ in 0..8 {
+            assert!(credits.spend());
+        }
+        assert!(!credits.spend());
+        assert_eq!(credits.returned(8), Ok(()));
+        assert_eq!(credits.returned(1), Err(BadCredits));
+        assert_eq!(credits.available(), 8);
+        assert!(credits.is_whole());
+    }
+
+    #[test]
+    fn a_post_that_failed_restores_both_sides() {
+        let mut credits = Credits::new(8, 4);
+        for _ in 0..4 {
+            credits.owe();
+        }
+        assert!(credits.at_high_water());
+        assert!(credits.spend() && credits.reserve());
+        let paid = credits.pay();
+        assert_eq!((paid, credits.owed()), (4, 0));
+        credits.unpay(paid);
+        credits.unspend();
+        credits.unreserve();
+        assert_eq!((credits.available(), credits.reserved(), credits.owed()), (8, 8, 4));
+    }
+
+    /// LU-12569: a mark above the negotiated depth would never be reached.
+    #[test]
+    fn the_high_water_mark_can_be_reached_at_every_depth() {
+        for depth in 1..=255 {
+            for high_water in [0, 1, depth / 2, depth, 300] {
+                let mut credits = Credits::new(depth, high_water);
+                for _ in 0..depth {
+                    credits.owe();
+                }
+                assert!(credits.at_high_water());
+                assert_eq!(u16::from(credits.pay()), depth);
+            }
+        }
+    }
+}

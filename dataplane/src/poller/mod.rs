@@ -1,0 +1,340 @@
+//! One core's loop: submit, receive, send, complete.
+#![allow(dead_code)]
+
+use crate::counters::Counters;
+use crate::endpoint::{Entry, Event, Submission};
+use crate::memory::Buffer;
+use crate::nic::{Fault, Nic, WrId};
+use crate::peer::Terms;
+use crate::pool::{Handle, Slot};
+use crate::ring::{Consumer, Producer};
+use crate::time::{Instant, Ticks};
+use crate::wire::{Nid, Pid};
+use crate::connection::Connection;
+use crate::registration::Descriptor;
+use crate::transfer::Transfer;
+
+/// What the control side tells a polling core.
+pub enum Order<N: Nic> {
+    /// Serve this queue pair. Answered by [`Report::Ready`] or [`Report::Refused`].
+    Adopt {
+        /// Made on this core's protection domain and completion queue.
+        qp: N::QueuePair,
+        /// What is agreed so far; on the connecting side the peer's part comes with
+        /// [`Order::Establish`], and messages that arrive before it wait.
+        terms: Terms,
+        /// The terms are final: messages may be taken at once (a lost RTU must not stall the accepting
+        /// side, LU-8303).
+        accepted: bool,
+        /// The control side's own name for it.
+        token: u64,
+    },
+    /// The connection is up, with these terms. Transfers may start.
+    Establish {
+        /// As told by [`Report::Ready`].
+        connection: Handle,
+        /// What was agreed.
+        terms: Terms,
+    },
+    /// End the connection. Answered by [`Report::Gone`], once everything of it has ended.
+    Close {
+        /// Which.
+        connection: Handle,
+    },
+    /// A window to register memory with: a new one, or one rebuilt after [`Report::Broken`].
+    Window {
+        /// The window, no key of it alive.
+        window: N::Window,
+        /// As in the report; `None` for a new one.
+        of: Option<Handle>,
+    },
+    /// End all connections, give up all windows. Answered by [`Report::Stopped`].
+    Stop,
+}
+
+/// What a polling core tells the control side.
+pub enum Report<N: Nic> {
+    /// The queue pair is adopted and its receives are posted: accept or connect now.
+    Ready {
+        /// Its name from now on.
+        connection: Handle,
+        /// As in the order.
+        token: u64,
+    },
+    /// No room for the queue pair.
+    Refused {
+        /// To be destroyed.
+        qp: N::QueuePair,
+        /// As in the order.
+        token: u64,
+    },
+    /// The connection has ended and is drained.
+    Gone {
+        /// Its name.
+        connection: Handle,
+        /// To be destroyed.
+        qp: N::QueuePair,
+        /// As in the order that adopted it.
+        token: u64,
+        /// Why.
+        why: Reason,
+    },
+    /// A window whose key may still be alive, since its queue pair failed: destroy it, make another, and
+    /// give that back with the same `of` (R7).
+    Broken {
+        /// To be destroyed. Before its queue pair: a bound window holds one.
+        window: N::Window,
+        /// Who waits for it.
+        of: Option<Handle>,
+    },
+    /// A window given up at the end; no key of it is alive.
+    Retired {
+        /// To be destroyed.
+        window: N::Window,
+    },
+    /// Nothing is left.
+    Stopped(Leftovers),
+}
+
+/// What is still held; all zero after a clean end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Connection slots.
+    pub connections: usize,
+    /// Transfer slots.
+    pub transfers: usize,
+    /// Receive slots.
+    pub receives: usize,
+    /// Entries.
+    pub entries: usize,
+    /// Message buffers missing from the pool.
+    pub messages: usize,
+    /// Windows not in the free ring.
+    pub windows: usize,
+    /// Event slots reserved.
+    pub events: usize,
+}
+
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The control side asked.
+    #[error("closed by us")]
+    Closed,
+    /// A work request failed.
+    #[error("work request failed: {0:?}")]
+    Device(crate::nic::Status),
+    /// A message could not be decoded.
+    #[error("bad message: {0}")]
+    Malformed(crate::wire::WireError),
+    /// NIDs or incarnations of a message are not those of the connection.
+    #[error("message of another incarnation")]
+    Stale,
+    /// More credits came back than were spent.
+    #[error("the peer returned more credits than it had")]
+    BadCredits,
+    /// An answer that was not asked for: unknown cookie, wrong type, late or twice.
+    #[error("an answer nobody waits for")]
+    UnexpectedAnswer,
+    /// An answer says more bytes than there is room for, or a descriptor that cannot be.
+    #[error("a length that cannot be")]
+    BadLength,
+    /// A message not addressed to this node.
+    #[error("a message for another node")]
+    WrongAddress,
+    /// A connection message on an established connection.
+    #[error("a message type that does not belong here")]
+    UnexpectedType,
+    /// The peer invalidated a key that was not the transfer's.
+    #[error("the peer invalidated a key it was not given for that")]
+    BadInvalidate,
+    /// A transfer was abandoned, and its key had to die.
+    #[error("a transfer timed out")]
+    TimedOut,
+}
+
+/// The four rings of a core. Control and application each have their own pair, so that each ring has
+/// one producer and one consumer.
+pub struct Ends<'a, N: Nic> {
+    /// From the control side.
+    pub orders: Consumer<'a, Order<N>>,
+    /// To the control side. Holds at least two reports per connection and one per window.
+    pub reports: Producer<'a, Report<N>>,
+    /// From the application.
+    pub submissions: Consumer<'a, Submission<'a>>,
+    /// To the application.
+    pub events: Producer<'a, Event<'a>>,
+}
+
+/// Memory of a core's state, lent for its life. [`Shape::sizes`] says how much of each.
+pub struct Storage<'a> {
+    /// One per connection.
+    pub connections: &'a mut [Slot<Connection<'a>>],
+    /// Transfers, ours and the peers'.
+    pub transfers: &'a mut [Slot<Transfer<'a>>],
+    /// Posted receives.
+    pub receives: &'a mut [Slot<Receive<'a>>],
+    /// The free ring of windows.
+    pub regions: &'a mut [Option<Descriptor>],
+    /// Exported memory.
+    pub entries: &'a mut [Slot<crate::portal::Attached<'a>>],
+    /// Message buffers, all present at the start.
+    pub messages: &'a mut [Option<Buffer<'a>>],
+    /// What is on each send queue.
+    pub sends: &'a mut [WrId],
+    /// Counters.
+    pub counters: &'a Counters,
+}
+
+/// How much a core is to hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Connections.
+    pub connections: usize,
+    /// Largest queue depth (`peer_credits`) of a connection, 1 to 255.
+    pub queue_depth: u16,
+    /// Most WRITEs of one transfer on the send queue at a time, 1 to 16.
+    pub writes_at_once: u16,
+    /// Transfers of ours that may wait for their turn, over all connections.
+    pub waiting: usize,
+    /// Windows.
+    pub windows: usize,
+    /// Exported entries.
+    pub entries: usize,
+}
+
+/// Lengths of the slices of a [`Storage`], and of the queues of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sizes {
+    /// [`Storage::connections`].
+    pub connections: usize,
+    /// [`Storage::transfers`].
+    pub transfers: usize,
+    /// [`Storage::receives`].
+    pub receives: usize,
+    /// [`Storage::regions`].
+    pub regions: usize,
+    /// [`Storage::entries`].
+    pub entries: usize,
+    /// [`Storage::messages`].
+    pub messages: usize,
+    /// [`Storage::sends`].
+    pub sends: usize,
+    /// Send work requests of one queue pair.
+    pub send_wr: u32,
+    /// Receives of one queue pair.
+    pub recv_wr: u32,
+    /// Completion queue entries.
+    pub cqe: u32,
+}
+
+impl Shape {
+    /// Work requests of one connection: own transfers, the peers', two NOOPs and one to drain.
+    ///
+    /// A GET of ours is REGISTER, SEND, INVALIDATE; a PUT of ours PUT_REQ, `w` WRITEs, DONE. A peer's
+    /// PUT is REGISTER, PUT_ACK, INVALIDATE; its GET `w` WRITEs, DONE.
+    #[must_use]
+    pub fn send_wr(&self) -> u32 {
+        let (depth, writes) = (u32::from(self.queue_depth), u32::from(self.writes_at_once));
+        let own = writes.saturating_add(2).max(3);
+        let peer = writes.saturating_add(1).max(3);
+        depth.saturating_mul(own.saturating_add(peer)).saturating_add(3)
+    }
+
+    /// How long each slice must be.
+    #[must_use]
+    pub fn sizes(&self) -> Sizes {
+        let depth = usize::from(self.queue_depth);
+        let recv_wr = u32::from(self.queue_depth).saturating_mul(2).saturating_add(2);
+        let receives = self.connections.saturating_mul(recv_wr as usize);
+        let shares = self.connections.saturating_mul(depth.saturating_mul(2));
+        let send_wr = self.send_wr();
+        Sizes {
+            connections: self.connections,
+            transfers: shares.saturating_add(self.waiting),
+            receives,
+            regions: self.windows,
+            entries: self.entries,
+            messages: receives.saturating_add(shares).saturating_add(self.connections.saturating_mul(2)),
+            sends: self.connections.saturating_mul((send_wr as usize).next_power_of_two()),
+            send_wr,
+            recv_wr,
+            cqe: u32::try_from(self.connections).unwrap_or(u32::MAX).saturating_mul(send_wr.saturating_add(recv_wr)),
+        }
+    }
+}
+
+/// Numbers and names of a node that its core needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Our NID.
+    pub nid: Nid,
+    /// Our process id.
+    pub pid: Pid,
+    /// Our incarnation.
+    pub stamp: u64,
+    /// How long a transfer may take unless it says otherwise (`timeout`).
+    pub timeout: Ticks,
+    /// How much longer an abandoned transfer waits for a late answer before its connection is closed.
+    pub abandon: Ticks,
+    /// Idle time after which a NOOP shows that we live.
+    pub keepalive: Ticks,
+    /// What is to be held.
+    pub shape: Shape,
+}
+
+/// Lent storage that is shorter than [`Shape::sizes`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} has {have} places and needs {need}")]
+pub struct TooSmall {
+    /// Which slice.
+    pub what: &'static str,
+    /// Its length.
+    pub have: usize,
+    /// The least it must have.
+    pub need: usize,
+}
+
+/// What one call of [`Poller::poll`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Things done: 0 says that the core was idle.
+    pub work: u32,
+    /// By when it must be called again, whatever happens.
+    pub next: Instant,
+}
+
+/// A receive, posted or held.
+pub struct Receive<'a> {
+    pub(crate) connection: Handle,
+    pub(crate) posted: Option<crate::memory::Posted<'a>>,
+    pub(crate) held: Option<Buffer<'a>>,
+    pub(crate) length: u32,
+}
+
+/// One polling core.
+pub struct Poller<'a, N: Nic> {
+    nic: N,
+    storage: Storage<'a>,
+    ends: Ends<'a, N>,
+}
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// A poller over what is lent to it.
+    ///
+    /// # Errors
+    /// The slice that is too short.
+    pub fn new(nic: N, storage: Storage<'a>, ends: Ends<'a, N>, limits: Limits, now: Instant) -> Result<Self, TooSmall> {
+        let _ = (limits, now);
+        Ok(Self { nic, storage, ends })
+    }
+
+    /// One turn of the loop. Never blocks.
+    ///
+    /// # Errors
+    /// The device is unusable.
+    pub fn poll(&mut self, now: Instant) -> Result<Progress, Fault> {
+        Ok(Progress { work: 0, next: now })
+    }
+}
