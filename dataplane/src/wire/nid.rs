@@ -47,7 +47,6 @@ impl Nid {
 
     /// LND type.
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "the upper sixteen bits")]
     pub const fn lnd(self) -> u16 {
         (self.0 >> 48) as u16
     }

@@ -1,0 +1,410 @@
+//! The ten messages of o2iblnd.
+
+use zerocopy::{BigEndian, LittleEndian};
+
+use super::layout::{self, Head, Start, put, take};
+use super::{
+    ByteOrder, Checksum, Descriptor, Encoding, HEADER_BYTES, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD,
+    MAGIC, MESSAGE_BYTES, Nid, TooLong, V1, V2, WireError, checksum, lnet,
+};
+
+/// What every message carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    /// [`V1`] or [`V2`].
+    pub version: u16,
+    /// Receive buffers given back to the receiver of this message.
+    pub credits: u8,
+    /// The sender.
+    pub source: Nid,
+    /// The sender's incarnation.
+    pub source_stamp: u64,
+    /// The receiver.
+    pub destination: Nid,
+    /// The receiver's incarnation as the sender knows it; 0, only in a CONNREQ, if it does not.
+    pub destination_stamp: u64,
+}
+
+/// What two nodes agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnParams {
+    /// Peer credits: messages that may be under way to one side.
+    pub queue_depth: u16,
+    /// Most fragments of a descriptor.
+    pub max_frags: u16,
+    /// Bytes of a message buffer; 4096.
+    pub max_msg_size: u32,
+}
+
+/// How a bulk transfer ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Done {
+    /// Of the transfer, as the receiver of this message chose it.
+    pub cookie: u64,
+    /// Bytes moved, or a negative errno.
+    pub status: i32,
+}
+
+/// The part of a message that depends on its type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Body<'m> {
+    /// Asks for a connection. Only as private data of a CM REQ.
+    ConnReq(ConnParams),
+    /// Grants it. Only as private data of a CM REP.
+    ConnAck(ConnParams),
+    /// Nothing but credits.
+    Noop,
+    /// A whole LNet message.
+    Immediate {
+        /// Any type but HELLO.
+        header: lnet::Header,
+        /// As long as `header` says.
+        payload: &'m [u8],
+    },
+    /// Asks where data is to be written.
+    PutReq {
+        /// A PUT or a REPLY.
+        header: lnet::Header,
+        /// The source's, echoed in PUT_ACK or PUT_NAK.
+        cookie: u64,
+    },
+    /// Answers PUT_REQ: nowhere.
+    PutNak(Done),
+    /// Answers PUT_REQ: here.
+    PutAck {
+        /// Of the PUT_REQ.
+        source_cookie: u64,
+        /// The sink's, echoed in PUT_DONE.
+        sink_cookie: u64,
+        /// Where to write.
+        sink: Descriptor<'m>,
+    },
+    /// The data of a PUT_REQ has been written.
+    PutDone(Done),
+    /// Asks to write data.
+    GetReq {
+        /// A GET.
+        header: lnet::Header,
+        /// The initiator's, echoed in GET_DONE.
+        cookie: u64,
+        /// Where to write.
+        sink: Descriptor<'m>,
+    },
+    /// The data of a GET_REQ has been written.
+    GetDone(Done),
+}
+
+/// One o2iblnd message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'m> {
+    /// What every message carries.
+    pub envelope: Envelope,
+    /// The rest.
+    pub body: Body<'m>,
+}
+
+impl Message<'_> {
+    /// Reads a message: the bytes of a completed receive, or the private data of a CM event. What
+    /// stands behind the message's own length is ignored, and so is everything after 4096 bytes.
+    ///
+    /// # Errors
+    /// The first check that failed, in the order of [`WireError`]'s variants.
+    pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, Encoding), WireError> {
+        let bytes = bytes.get(..MESSAGE_BYTES as usize).unwrap_or(bytes);
+        let (start, _) = take::<Start<LittleEndian>>(bytes).ok_or(WireError::Runt)?;
+        match start.magic.get() {
+            MAGIC => decode::<LittleEndian>(bytes, ByteOrder::Little),
+            magic if magic.swap_bytes() == MAGIC => decode::<BigEndian>(bytes, ByteOrder::Big),
+            magic => Err(WireError::Magic(magic)),
+        }
+    }
+
+    /// Writes the message in native order without a checksum; how many bytes it has.
+    ///
+    /// # Errors
+    /// [`TooLong`].
+    pub fn encode(&self, to: &mut [u8; MESSAGE_BYTES as usize]) -> Result<u32, TooLong> {
+        self.encode_as(Encoding::PLAIN, to)
+    }
+
+    /// Writes the message; how many bytes it has.
+    ///
+    /// # Errors
+    /// [`TooLong`].
+    pub fn encode_as(
+        &self,
+        encoding: Encoding,
+        to: &mut [u8; MESSAGE_BYTES as usize],
+    ) -> Result<u32, TooLong> {
+        let nob = match encoding.order {
+            ByteOrder::Little => encode::<LittleEndian>(self, to)?,
+            ByteOrder::Big => encode::<BigEndian>(self, to)?,
+        };
+        let message = to.get_mut(..nob as usize).ok_or(TooLong)?;
+        checksum::seal(message, encoding.order, encoding.checksum);
+        Ok(nob)
+    }
+}
+
+impl Body<'_> {
+    /// The type code.
+    #[must_use]
+    pub const fn kind(&self) -> u8 {
+        match self {
+            Self::ConnReq(_) => CONNREQ,
+            Self::ConnAck(_) => CONNACK,
+            Self::Noop => NOOP,
+            Self::Immediate { .. } => IMMEDIATE,
+            Self::PutReq { .. } => PUT_REQ,
+            Self::PutNak(_) => PUT_NAK,
+            Self::PutAck { .. } => PUT_ACK,
+            Self::PutDone(_) => PUT_DONE,
+            Self::GetReq { .. } => GET_REQ,
+            Self::GetDone(_) => GET_DONE,
+        }
+    }
+}
+
+/// Writes everything of an IMMEDIATE but its payload, of which the caller has put `payload_length`
+/// bytes at `to[120..]` already; how many bytes the message has. Native order, no checksum. The
+/// header goes out with this `payload_length`, whatever it says itself.
+///
+/// # Errors
+/// [`TooLong`].
+pub fn encode_immediate(
+    envelope: &Envelope,
+    header: &lnet::Header,
+    payload_length: u32,
+    to: &mut [u8; MESSAGE_BYTES as usize],
+) -> Result<u32, TooLong> {
+    let header = lnet::Header {
+        payload_length,
+        ..*header
+    };
+    if payload_length > IMMEDIATE_PAYLOAD || !header.is_legal() {
+        return Err(TooLong);
+    }
+    let nob = IMMEDIATE_BYTES.wrapping_add(payload_length);
+    let rest = put(
+        &head::<zerocopy::NativeEndian>(envelope, IMMEDIATE, nob),
+        to,
+    )?;
+    header.encode(rest)?;
+    Ok(nob)
+}
+
+fn decode<O: zerocopy::ByteOrder>(
+    bytes: &[u8],
+    order: ByteOrder,
+) -> Result<(Message<'_>, Encoding), WireError> {
+    let (start, _) = take::<Start<O>>(bytes).ok_or(WireError::Runt)?;
+    let version = start.version.get();
+    if version != V1 && version != V2 {
+        return Err(WireError::Version(version));
+    }
+    let (head, _) = take::<Head<O>>(bytes).ok_or(WireError::ShortHeader)?;
+    let nob = head.nob.get();
+    let message = bytes.get(..nob as usize).ok_or(WireError::Truncated(nob))?;
+    let checksum = match head.cksum.get() {
+        0 => Checksum::None,
+        sum => checksum::recognise(message, sum).ok_or(WireError::Checksum)?,
+    };
+    let source = Nid(head.srcnid.get());
+    if source == Nid::ANY {
+        return Err(WireError::NoSource);
+    }
+    let body = message
+        .get(HEADER_BYTES as usize..)
+        .ok_or(WireError::ShortBody);
+    let body = match head.kind {
+        CONNREQ => Body::ConnReq(params::<O>(body?)?),
+        CONNACK => Body::ConnAck(params::<O>(body?)?),
+        NOOP => {
+            body?;
+            Body::Noop
+        }
+        IMMEDIATE => {
+            let (header, rest) = lnet(body?)?;
+            let header = lnet::Header::decode(header)?;
+            if let lnet::Body::Hello { .. } = header.body {
+                return Err(WireError::LnetType(lnet::HELLO));
+            }
+            let payload = rest
+                .get(..header.payload_length as usize)
+                .ok_or(WireError::LnetCut)?;
+            Body::Immediate { header, payload }
+        }
+        PUT_REQ => {
+            let (header, rest) = lnet(body?)?;
+            let (cookie, _) = cookie(rest)?;
+            let header = lnet::Header::decode(header)?;
+            if !header.body.has_payload() {
+                return Err(WireError::LnetMismatch);
+            }
+            Body::PutReq { header, cookie }
+        }
+        PUT_NAK => Body::PutNak(done::<O>(body?)?),
+        PUT_ACK => {
+            let (source_cookie, rest) = cookie(body?)?;
+            let (sink_cookie, rest) = cookie(rest)?;
+            Body::PutAck {
+                source_cookie,
+                sink_cookie,
+                sink: Descriptor::decode::<O>(rest, PUT_ACK_SINK, order)?,
+            }
+        }
+        PUT_DONE => Body::PutDone(done::<O>(body?)?),
+        GET_REQ => {
+            let (header, rest) = lnet(body?)?;
+            let (cookie, rest) = cookie(rest)?;
+            let sink = Descriptor::decode::<O>(rest, GET_REQ_SINK, order)?;
+            let header = lnet::Header::decode(header)?;
+            let lnet::Body::Get { .. } = header.body else {
+                return Err(WireError::LnetMismatch);
+            };
+            Body::GetReq {
+                header,
+                cookie,
+                sink,
+            }
+        }
+        GET_DONE => Body::GetDone(done::<O>(body?)?),
+        kind => return Err(WireError::Type(kind)),
+    };
+    let envelope = Envelope {
+        version,
+        credits: head.credits,
+        source,
+        source_stamp: head.srcstamp.get(),
+        destination: Nid(head.dstnid.get()),
+        destination_stamp: head.dststamp.get(),
+    };
+    Ok((Message { envelope, body }, Encoding { order, checksum }))
+}
+
+fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Result<u32, TooLong> {
+    let (head_at, body_at) = to
+        .split_at_mut_checked(HEADER_BYTES as usize)
+        .ok_or(TooLong)?;
+    let room = body_at.len();
+    let rest = match &message.body {
+        Body::ConnReq(params) | Body::ConnAck(params) => put(&raw_params::<O>(params), body_at)?,
+        Body::Noop => body_at,
+        Body::Immediate { header, payload } => {
+            if !header.is_legal() || header.payload_length as usize != payload.len() {
+                return Err(TooLong);
+            }
+            put(*payload, header.encode(body_at)?)?
+        }
+        Body::PutReq { header, cookie } => {
+            if !header.is_legal() || !header.body.has_payload() {
+                return Err(TooLong);
+            }
+            put(&cookie.to_ne_bytes(), header.encode(body_at)?)?
+        }
+        Body::PutAck {
+            source_cookie,
+            sink_cookie,
+            sink,
+        } => {
+            let rest = put(&source_cookie.to_ne_bytes(), body_at)?;
+            let rest = put(&sink_cookie.to_ne_bytes(), rest)?;
+            sink.encode::<O>(rest)?
+        }
+        Body::GetReq {
+            header,
+            cookie,
+            sink,
+        } => {
+            let (true, lnet::Body::Get { .. }) = (header.is_legal(), header.body) else {
+                return Err(TooLong);
+            };
+            let rest = put(&cookie.to_ne_bytes(), header.encode(body_at)?)?;
+            sink.encode::<O>(rest)?
+        }
+        Body::PutNak(done) | Body::PutDone(done) | Body::GetDone(done) => {
+            let completion = layout::Completion::<O> {
+                cookie: done.cookie.to_ne_bytes(),
+                status: done.status.into(),
+            };
+            put(&completion, body_at)?
+        }
+    };
+    let length = room.saturating_sub(rest.len());
+    let nob = u32::try_from(length)
+        .map_err(|_| TooLong)?
+        .saturating_add(HEADER_BYTES);
+    put(
+        &head::<O>(&message.envelope, message.body.kind(), nob),
+        head_at,
+    )?;
+    Ok(nob)
+}
+
+fn head<O: zerocopy::ByteOrder>(envelope: &Envelope, kind: u8, nob: u32) -> Head<O> {
+    Head {
+        start: Start {
+            magic: MAGIC.into(),
+            version: envelope.version.into(),
+        },
+        kind,
+        credits: envelope.credits,
+        nob: nob.into(),
+        cksum: 0.into(),
+        srcnid: envelope.source.0.into(),
+        srcstamp: envelope.source_stamp.into(),
+        dstnid: envelope.destination.0.into(),
+        dststamp: envelope.destination_stamp.into(),
+    }
+}
+
+pub(super) fn raw_params<O: zerocopy::ByteOrder>(params: &ConnParams) -> layout::ConnParams<O> {
+    layout::ConnParams {
+        queue_depth: params.queue_depth.into(),
+        max_frags: params.max_frags.into(),
+        max_msg_size: params.max_msg_size.into(),
+    }
+}
+
+pub(super) fn params<O: zerocopy::ByteOrder>(body: &[u8]) -> Result<ConnParams, WireError> {
+    let (view, _) = take::<layout::ConnParams<O>>(body).ok_or(WireError::ShortBody)?;
+    Ok(ConnParams {
+        queue_depth: view.queue_depth.get(),
+        max_frags: view.max_frags.get(),
+        max_msg_size: view.max_msg_size.get(),
+    })
+}
+
+fn done<O: zerocopy::ByteOrder>(body: &[u8]) -> Result<Done, WireError> {
+    let (view, _) = take::<layout::Completion<O>>(body).ok_or(WireError::ShortBody)?;
+    Ok(Done {
+        cookie: u64::from_ne_bytes(view.cookie),
+        status: view.status.get(),
+    })
+}
+
+fn lnet(body: &[u8]) -> Result<(&[u8; lnet::HEADER_BYTES], &[u8]), WireError> {
+    body.split_first_chunk().ok_or(WireError::ShortBody)
+}
+
+/// Cookies are their maker's: never flipped, only echoed.
+fn cookie(body: &[u8]) -> Result<(u64, &[u8]), WireError> {
+    let (cookie, rest) = body.split_first_chunk().ok_or(WireError::ShortBody)?;
+    Ok((u64::from_ne_bytes(*cookie), rest))
+}
+
+/// Where the descriptor of a PUT_ACK begins.
+const PUT_ACK_SINK: u16 = 64;
+/// Where the descriptor of a GET_REQ begins.
+const GET_REQ_SINK: u16 = 128;
+
+const CONNREQ: u8 = 0xc0;
+const CONNACK: u8 = 0xc1;
+const NOOP: u8 = 0xd0;
+const IMMEDIATE: u8 = 0xd1;
+const PUT_REQ: u8 = 0xd2;
+const PUT_NAK: u8 = 0xd3;
+const PUT_ACK: u8 = 0xd4;
+const PUT_DONE: u8 = 0xd5;
+const GET_REQ: u8 = 0xd6;
+const GET_DONE: u8 = 0xd7;
