@@ -33,7 +33,11 @@ impl Credits {
     /// negotiated depth credits would never come back (LU-12569).
     #[must_use]
     pub const fn new(depth: u16, high_water: u16) -> Self {
-        let high_water = if high_water > depth { depth } else { high_water };
+        let high_water = if high_water > depth {
+            depth
+        } else {
+            high_water
+        };
         Self {
             depth,
             high_water: if high_water == 0 { 1 } else { high_water },
@@ -304,7 +308,10 @@ mod tests {
         credits.unpay(paid);
         credits.unspend();
         credits.unreserve();
-        assert_eq!((credits.available(), credits.reserved(), credits.owed()), (8, 8, 4));
+        assert_eq!(
+            (credits.available(), credits.reserved(), credits.owed()),
+            (8, 8, 4)
+        );
     }
 
     /// LU-12569: a mark above the negotiated depth would never be reached.

@@ -4,11 +4,30 @@
 //! No standard library, no allocator, no clock, no socket, no thread. See the rooms below, in the
 //! order in which they import each other.
 
-pub mod counters;
-pub mod endpoint;
-pub mod memory;
-pub mod nic;
-pub mod pool;
-pub mod ring;
 pub mod time;
+
+pub mod nic;
+
+pub mod ring;
+
 pub mod wire;
+
+pub mod pool;
+
+pub mod memory;
+
+pub mod registration;
+
+pub mod connection;
+
+pub mod peer;
+
+pub mod portal;
+
+pub mod endpoint;
+
+pub mod transfer;
+
+pub mod poller;
+
+pub mod counters;

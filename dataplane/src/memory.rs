@@ -279,6 +279,17 @@ impl<'a> Buffer<'a> {
         unsafe { &*base }
     }
 
+    /// `length` bytes at `offset`, for data that rides behind the message in the same buffer.
+    #[must_use]
+    pub fn sge_at(&self, offset: u32, length: u32) -> Sge {
+        let offset = offset.min(4096);
+        Sge {
+            address: self.piece.address.wrapping_add(u64::from(offset)),
+            length: length.min(4096_u32.saturating_sub(offset)),
+            lkey: self.piece.lkey,
+        }
+    }
+
     /// Gives it to the device.
     #[must_use]
     pub const fn post(self) -> Posted<'a> {
@@ -297,17 +308,6 @@ impl<'a> Posted<'a> {
         Sge {
             length: length.min(4096),
             ..self.0.piece
-        }
-    }
-
-    /// `length` bytes at `offset`, for data that rides behind the message in the same buffer.
-    #[must_use]
-    pub fn sge_at(&self, offset: u32, length: u32) -> Sge {
-        let offset = offset.min(4096);
-        Sge {
-            address: self.0.piece.address.wrapping_add(u64::from(offset)),
-            length: length.min(4096_u32.saturating_sub(offset)),
-            lkey: self.0.piece.lkey,
         }
     }
 

@@ -149,7 +149,8 @@ mod tests {
     fn entry(bytes: usize, bits: u64, ignore: u64, options: EntryOptions) -> Entry<'static> {
         let list = Box::leak(Box::new(PageList::new()));
         let memory = Box::leak(std::vec![0_u8; bytes].into_boxed_slice());
-        list.push(Range::of_bytes(memory, LKey(1)).unwrap()).unwrap();
+        list.push(Range::of_bytes(memory, LKey(1)).unwrap())
+            .unwrap();
         Entry {
             token: Token(0),
             portal: Portal(5),
@@ -181,17 +182,43 @@ mod tests {
         let filler = pool.insert(Attached::new(entry(1, 0, 0, put))).unwrap();
         let exact = pool.insert(Attached::new(entry(100, 7, 0, put))).unwrap();
         pool.remove(filler);
-        let loose = pool.insert(Attached::new(entry(100, 0, 0xff, put | EntryOptions::TRUNCATE))).unwrap();
+        let loose = pool
+            .insert(Attached::new(entry(
+                100,
+                0,
+                0xff,
+                put | EntryOptions::TRUNCATE,
+            )))
+            .unwrap();
         for handle in [exact, loose] {
             pool.push_back(&mut order, handle);
         }
-        let at = |question| find(&pool, &order, &question).map(|found: Match| (found.entry, found.offset, found.length));
+        let at = |question| {
+            find(&pool, &order, &question)
+                .map(|found: Match| (found.entry, found.offset, found.length))
+        };
         assert_eq!(at(ask(7, 10, 90)), Some((exact, 10, 90)));
-        assert_eq!(at(ask(7, 10, 91)), Some((loose, 10, 90)), "too long for the first, cut by the second");
+        assert_eq!(
+            at(ask(7, 10, 91)),
+            Some((loose, 10, 90)),
+            "too long for the first, cut by the second"
+        );
         assert_eq!(at(ask(7, 200, 1)), Some((loose, 200, 0)));
         assert_eq!(at(ask(0x107, 0, 1)), None);
-        assert_eq!(at(Question { put: false, ..ask(7, 0, 1) }), None);
-        assert_eq!(at(Question { portal: Portal(6), ..ask(7, 0, 1) }), None);
+        assert_eq!(
+            at(Question {
+                put: false,
+                ..ask(7, 0, 1)
+            }),
+            None
+        );
+        assert_eq!(
+            at(Question {
+                portal: Portal(6),
+                ..ask(7, 0, 1)
+            }),
+            None
+        );
         assert_eq!(at(ask(PING_BITS.0, 0, 1)), None);
     }
 
@@ -201,7 +228,9 @@ mod tests {
         let mut pool = Pool::new(&mut slots);
         let mut order = Queue::new();
         let options = EntryOptions::PUT | EntryOptions::LOCAL_OFFSET | EntryOptions::TRUNCATE;
-        let handle = pool.insert(Attached::new(entry(100, 7, 0, options))).unwrap();
+        let handle = pool
+            .insert(Attached::new(entry(100, 7, 0, options)))
+            .unwrap();
         pool.push_back(&mut order, handle);
         let found = find(&pool, &order, &ask(7, 55, 60)).unwrap();
         assert_eq!((found.offset, found.length), (0, 60));
@@ -223,7 +252,10 @@ mod tests {
         let handle = pool.insert(Attached::new(only)).unwrap();
         pool.push_back(&mut order, handle);
         assert!(find(&pool, &order, &ask(7, 0, 1)).is_some());
-        let other = Question { from: Nid::o2ib([10, 0, 0, 3], 0), ..ask(7, 0, 1) };
+        let other = Question {
+            from: Nid::o2ib([10, 0, 0, 3], 0),
+            ..ask(7, 0, 1)
+        };
         assert!(find(&pool, &order, &other).is_none());
     }
 }

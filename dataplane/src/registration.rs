@@ -92,9 +92,8 @@ impl Descriptor {
     /// The device did not take that part of the chain.
     pub const fn not_registered(&mut self) {
         if matches!(self.state, State::Live) {
-            self.on_device = RKey(
-                (self.on_device.0 & 0xffff_ff00) | (self.on_device.0.wrapping_sub(1) & 0xff),
-            );
+            self.on_device =
+                RKey((self.on_device.0 & 0xffff_ff00) | (self.on_device.0.wrapping_sub(1) & 0xff));
             self.state = State::Named;
         }
     }
@@ -334,14 +333,25 @@ mod tests {
         assert_eq!(named, RKey(0x300), "the tag wraps, the index stays");
         assert!(!descriptor.may_be_alive());
         descriptor.dead();
-        assert_eq!(descriptor.key(), named, "the device never saw it: the same key is named again");
+        assert_eq!(
+            descriptor.key(),
+            named,
+            "the device never saw it: the same key is named again"
+        );
         descriptor.registered();
         descriptor.not_registered();
-        assert_eq!((descriptor.key(), descriptor.may_be_alive()), (named, false));
+        assert_eq!(
+            (descriptor.key(), descriptor.may_be_alive()),
+            (named, false)
+        );
         descriptor.registered();
         assert_eq!((descriptor.key(), descriptor.may_be_alive()), (named, true));
         descriptor.registered();
-        assert_eq!(descriptor.key(), named, "registered once per mapping (LU-14733)");
+        assert_eq!(
+            descriptor.key(),
+            named,
+            "registered once per mapping (LU-14733)"
+        );
         descriptor.invalidating();
         descriptor.not_invalidating();
         assert!(descriptor.needs_invalidate());
@@ -356,7 +366,8 @@ mod tests {
         let mut places = [const { None }; 3];
         let mut free = Free::new(&mut places);
         for index in 0..3 {
-            free.give(Descriptor::new(Region(index), RKey(index << 8))).unwrap();
+            free.give(Descriptor::new(Region(index), RKey(index << 8)))
+                .unwrap();
         }
         assert!(free.give(Descriptor::new(Region(9), RKey(0))).is_err());
         for round in 0..7_u32 {
@@ -371,20 +382,44 @@ mod tests {
         let caps = capabilities(Mechanisms::PAGES);
         let pages = |pieces: &[Sge]| -> Option<(u32, Vec<u64>)> {
             match Scratch::new().lay_out(&caps, pieces.iter().copied())? {
-                (Mechanism::PageList, Layout::Pages { first_offset, pages, .. }) => {
-                    Some((first_offset, pages.to_vec()))
-                }
+                (
+                    Mechanism::PageList,
+                    Layout::Pages {
+                        first_offset,
+                        pages,
+                        ..
+                    },
+                ) => Some((first_offset, pages.to_vec())),
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(pages(&[piece(0x1100, 100)]), Some((0x100, [0x1000].to_vec())));
         assert_eq!(
-            pages(&[piece(0x1100, 0xf00), piece(0x5000, 0x1000), piece(0x9000, 1)]),
+            pages(&[piece(0x1100, 100)]),
+            Some((0x100, [0x1000].to_vec()))
+        );
+        assert_eq!(
+            pages(&[
+                piece(0x1100, 0xf00),
+                piece(0x5000, 0x1000),
+                piece(0x9000, 1)
+            ]),
             Some((0x100, [0x1000, 0x5000, 0x9000].to_vec()))
         );
-        assert_eq!(pages(&[piece(0x1000, 0x800), piece(0x5000, 0x1000)]), None, "hole at an end");
-        assert_eq!(pages(&[piece(0x1000, 0x1000), piece(0x5004, 0x10)]), None, "hole at a start");
-        assert_eq!(pages(&[piece(0x1001, 0x8000)]), None, "nine pages, eight allowed");
+        assert_eq!(
+            pages(&[piece(0x1000, 0x800), piece(0x5000, 0x1000)]),
+            None,
+            "hole at an end"
+        );
+        assert_eq!(
+            pages(&[piece(0x1000, 0x1000), piece(0x5004, 0x10)]),
+            None,
+            "hole at a start"
+        );
+        assert_eq!(
+            pages(&[piece(0x1001, 0x8000)]),
+            None,
+            "nine pages, eight allowed"
+        );
         assert!(pages(&[piece(0x1000, 0x8000)]).is_some());
         assert_eq!(pages(&[]), None);
     }

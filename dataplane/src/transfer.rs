@@ -608,7 +608,9 @@ mod tests {
     fn run(inputs: &[Input]) -> (Phase, Step) {
         inputs
             .iter()
-            .fold((Phase::Waiting, Step::Wait), |(phase, _), input| step(phase, *input))
+            .fold((Phase::Waiting, Step::Wait), |(phase, _), input| {
+                step(phase, *input)
+            })
     }
 
     #[test]
@@ -617,19 +619,61 @@ mod tests {
         let over = (Phase::Settling, Step::Finish);
         for sequence in [
             // PUT, bulk, the answer before and after the end of the request.
-            &[I::Admitted, I::PostedPutReq, I::Completed, I::PutAck, I::PostedLast, I::Completed][..],
-            &[I::Admitted, I::PostedPutReq, I::PutAck, I::Completed, I::PostedLast, I::Completed],
-            &[I::Admitted, I::PostedPutReq, I::PutAck, I::PostedLastWantsAck, I::Ack, I::Completed],
-            &[I::Admitted, I::PostedPutReq, I::PutAck, I::PostedLastWantsAck, I::Completed, I::Ack],
+            &[
+                I::Admitted,
+                I::PostedPutReq,
+                I::Completed,
+                I::PutAck,
+                I::PostedLast,
+                I::Completed,
+            ][..],
+            &[
+                I::Admitted,
+                I::PostedPutReq,
+                I::PutAck,
+                I::Completed,
+                I::PostedLast,
+                I::Completed,
+            ],
+            &[
+                I::Admitted,
+                I::PostedPutReq,
+                I::PutAck,
+                I::PostedLastWantsAck,
+                I::Ack,
+                I::Completed,
+            ],
+            &[
+                I::Admitted,
+                I::PostedPutReq,
+                I::PutAck,
+                I::PostedLastWantsAck,
+                I::Completed,
+                I::Ack,
+            ],
             &[I::Admitted, I::PostedPutReq, I::PutNak],
             // PUT as a message.
             &[I::Admitted, I::PostedLast, I::Completed],
             // GET, bulk: our invalidate, and the peer's.
-            &[I::Admitted, I::PostedGetReq, I::GetDone, I::PostedInvalidate, I::Dead],
+            &[
+                I::Admitted,
+                I::PostedGetReq,
+                I::GetDone,
+                I::PostedInvalidate,
+                I::Dead,
+            ],
             &[I::Admitted, I::PostedGetReq, I::GetDone, I::Dead],
             // GET as a message: the REPLY in a message, and in a PUT_REQ.
             &[I::Admitted, I::PostedGet, I::Completed, I::Reply],
-            &[I::Admitted, I::PostedGet, I::ReplyRequest, I::PostedPutAck, I::PutDone, I::PostedInvalidate, I::Dead],
+            &[
+                I::Admitted,
+                I::PostedGet,
+                I::ReplyRequest,
+                I::PostedPutAck,
+                I::PutDone,
+                I::PostedInvalidate,
+                I::Dead,
+            ],
         ] {
             assert_eq!(run(sequence), over, "{sequence:?}");
         }
@@ -638,7 +682,12 @@ mod tests {
     /// Rule 6: while the peer may use a key, time alone frees nothing.
     #[test]
     fn time_ends_nothing_whose_key_may_be_alive() {
-        for phase in [Phase::AskedGet, Phase::Answered, Phase::Invalidate, Phase::Invalidating] {
+        for phase in [
+            Phase::AskedGet,
+            Phase::Answered,
+            Phase::Invalidate,
+            Phase::Invalidating,
+        ] {
             assert_eq!(step(phase, Input::Expired), (phase, Step::Wait));
         }
     }
@@ -679,7 +728,8 @@ mod tests {
                 if let (_, Step::Finish) = step(phase, input) {
                     assert!(
                         !matches!(phase, Phase::AskedGet | Phase::Answered)
-                            && (!matches!(phase, Phase::Invalidate | Phase::Invalidating) || input == Input::Dead),
+                            && (!matches!(phase, Phase::Invalidate | Phase::Invalidating)
+                                || input == Input::Dead),
                         "{phase:?} {input:?}"
                     );
                 }

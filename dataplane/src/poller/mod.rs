@@ -1,18 +1,30 @@
-//! One core's loop: submit, receive, send, complete.
-#![allow(dead_code)]
+//! One core's loop, split by direction: obey, submit, complete (which receives), expire, send.
+//!
+//! This is the only room that calls across rooms: transfers, connections, portals and windows are
+//! values that answer questions.
 
+mod close;
+mod complete;
+mod obey;
+mod receive;
+mod record;
+mod send;
+mod submit;
+
+use crate::connection::Connection;
 use crate::counters::Counters;
-use crate::endpoint::{Entry, Event, Submission};
-use crate::memory::Buffer;
-use crate::nic::{Fault, Nic, WrId};
+use crate::endpoint::{Event, Submission};
+use crate::memory::{Buffer, Posted};
+use crate::nic::{Capabilities, Fault, Nic, WrId};
 use crate::peer::Terms;
-use crate::pool::{Handle, Slot};
+use crate::pool::{Handle, Pool, Queue, Slot};
+use crate::portal::Attached;
+use crate::registration::{Descriptor, Scratch};
 use crate::ring::{Consumer, Producer};
 use crate::time::{Instant, Ticks};
-use crate::wire::{Nid, Pid};
-use crate::connection::Connection;
-use crate::registration::Descriptor;
 use crate::transfer::Transfer;
+use crate::wire::{Nid, Pid, ping};
+use record::{Chain, Hand, Record, Stack, Windows};
 
 /// What the control side tells a polling core.
 pub enum Order<N: Nic> {
@@ -239,14 +251,18 @@ impl Shape {
         let (depth, writes) = (u32::from(self.queue_depth), u32::from(self.writes_at_once));
         let own = writes.saturating_add(2).max(3);
         let peer = writes.saturating_add(1).max(3);
-        depth.saturating_mul(own.saturating_add(peer)).saturating_add(3)
+        depth
+            .saturating_mul(own.saturating_add(peer))
+            .saturating_add(3)
     }
 
     /// How long each slice must be.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
         let depth = usize::from(self.queue_depth);
-        let recv_wr = u32::from(self.queue_depth).saturating_mul(2).saturating_add(2);
+        let recv_wr = u32::from(self.queue_depth)
+            .saturating_mul(2)
+            .saturating_add(2);
         let receives = self.connections.saturating_mul(recv_wr as usize);
         let shares = self.connections.saturating_mul(depth.saturating_mul(2));
         let send_wr = self.send_wr();
@@ -256,11 +272,17 @@ impl Shape {
             receives,
             regions: self.windows,
             entries: self.entries,
-            messages: receives.saturating_add(shares).saturating_add(self.connections.saturating_mul(2)),
-            sends: self.connections.saturating_mul((send_wr as usize).next_power_of_two()),
+            messages: receives
+                .saturating_add(shares)
+                .saturating_add(self.connections.saturating_mul(2)),
+            sends: self
+                .connections
+                .saturating_mul((send_wr as usize).next_power_of_two()),
             send_wr,
             recv_wr,
-            cqe: u32::try_from(self.connections).unwrap_or(u32::MAX).saturating_mul(send_wr.saturating_add(recv_wr)),
+            cqe: u32::try_from(self.connections)
+                .unwrap_or(u32::MAX)
+                .saturating_mul(send_wr.saturating_add(recv_wr)),
         }
     }
 }
@@ -306,28 +328,138 @@ pub struct Progress {
 }
 
 /// A receive, posted or held.
+#[derive(Debug)]
 pub struct Receive<'a> {
     pub(crate) connection: Handle,
-    pub(crate) posted: Option<crate::memory::Posted<'a>>,
-    pub(crate) held: Option<Buffer<'a>>,
-    pub(crate) length: u32,
+    pub(crate) state: Received<'a>,
+}
+
+/// Where the buffer of a receive is.
+#[derive(Debug)]
+pub(crate) enum Received<'a> {
+    /// With the device.
+    Posted(Posted<'a>),
+    /// Here, full, and waiting for a slot.
+    Held {
+        buffer: Buffer<'a>,
+        length: u32,
+        /// The credits in its header have been counted.
+        counted: bool,
+    },
+    /// Here, empty, and refused by the device: to be posted again. The peer has its credit coming then.
+    Idle { buffer: Buffer<'a>, owe: bool },
+    /// Lent to a transfer that still reads the descriptor in it.
+    Lent,
 }
 
 /// One polling core.
+///
+/// `poll` is to be called again and again by the one thread that owns the value, with a time that never
+/// goes back. What the application submits comes in through a ring and what has ended goes out through
+/// another; both may belong to the same thread (`loop { poller.poll(now); app.step(); }`).
 pub struct Poller<'a, N: Nic> {
     nic: N,
-    storage: Storage<'a>,
+    capabilities: Capabilities,
+    limits: Limits,
+    send_wr: u32,
     ends: Ends<'a, N>,
+    counters: &'a Counters,
+    connections: Pool<'a, Connection<'a>>,
+    transfers: Pool<'a, Transfer<'a>>,
+    receives: Pool<'a, Receive<'a>>,
+    entries: Pool<'a, Attached<'a>>,
+    messages: Stack<'a>,
+    windows: Windows<'a>,
+    record: Record<'a>,
+    /// Entries, in the order in which they were attached.
+    attached: Queue,
+    /// Connections to be looked at in the send stage.
+    listed: Queue,
+    /// Event slots that transfers and entries have coming.
+    events_due: usize,
+    /// Transfers of ours that hold a slot, and how many may.
+    own: usize,
+    own_most: usize,
+    chain: Chain,
+    scratch: Scratch,
+    hand: Hand,
+    ping: [u8; ping::BYTES],
+    stopping: bool,
+    stopped: bool,
 }
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// A poller over what is lent to it.
     ///
     /// # Errors
-    /// The slice that is too short.
-    pub fn new(nic: N, storage: Storage<'a>, ends: Ends<'a, N>, limits: Limits, now: Instant) -> Result<Self, TooSmall> {
-        let _ = (limits, now);
-        Ok(Self { nic, storage, ends })
+    /// The slice that is too short, or the device limit that is.
+    pub fn new(
+        nic: N,
+        storage: Storage<'a>,
+        ends: Ends<'a, N>,
+        limits: Limits,
+        now: Instant,
+    ) -> Result<Self, TooSmall> {
+        let sizes = limits.shape.sizes();
+        let capabilities = *nic.capabilities();
+        for (what, have, need) in [
+            ("connections", storage.connections.len(), sizes.connections),
+            ("transfers", storage.transfers.len(), sizes.transfers),
+            ("receives", storage.receives.len(), sizes.receives),
+            ("regions", storage.regions.len(), sizes.regions),
+            ("entries", storage.entries.len(), sizes.entries),
+            ("messages", storage.messages.len(), sizes.messages),
+            ("sends", storage.sends.len(), sizes.sends),
+            (
+                "the device's send queue",
+                capabilities.max_send_wr as usize,
+                sizes.send_wr as usize,
+            ),
+            (
+                "the device's receive queue",
+                capabilities.max_recv_wr as usize,
+                sizes.recv_wr as usize,
+            ),
+            (
+                "the device's completion queue",
+                capabilities.max_cqe as usize,
+                sizes.cqe as usize,
+            ),
+        ] {
+            if have < need {
+                return Err(TooSmall { what, have, need });
+            }
+        }
+        let shares = sizes
+            .connections
+            .saturating_mul(usize::from(limits.shape.queue_depth));
+        let transfers = Pool::new(storage.transfers);
+        Ok(Self {
+            capabilities,
+            send_wr: sizes.send_wr,
+            counters: storage.counters,
+            connections: Pool::new(storage.connections),
+            own_most: transfers.capacity().saturating_sub(shares),
+            hand: Hand::new(transfers.capacity(), limits.timeout, now),
+            transfers,
+            receives: Pool::new(storage.receives),
+            entries: Pool::new(storage.entries),
+            messages: Stack::new(storage.messages),
+            windows: Windows::new(storage.regions),
+            record: Record::new(storage.sends, sizes.send_wr),
+            attached: Queue::new(),
+            listed: Queue::new(),
+            events_due: 0,
+            own: 0,
+            chain: Chain::new(),
+            scratch: Scratch::new(),
+            ping: ping::encode(ping::Features::PLAIN, limits.pid, 1, limits.nid),
+            stopping: false,
+            stopped: false,
+            nic,
+            limits,
+            ends,
+        })
     }
 
     /// One turn of the loop. Never blocks.
@@ -335,6 +467,63 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// # Errors
     /// The device is unusable.
     pub fn poll(&mut self, now: Instant) -> Result<Progress, Fault> {
-        Ok(Progress { work: 0, next: now })
+        let mut work = self.obey(now);
+        work = work.saturating_add(self.submit(now));
+        work = work.saturating_add(self.complete(now)?);
+        work = work.saturating_add(self.expire(now));
+        work = work.saturating_add(self.send(now));
+        self.counters.polls.add(1);
+        if work == 0 {
+            self.counters.idle_polls.add(1);
+        }
+        Ok(Progress {
+            work,
+            next: now.after(self.hand.turn()),
+        })
+    }
+
+    /// The device, for a simulation that steps it or looks at it.
+    pub const fn nic(&mut self) -> &mut N {
+        &mut self.nic
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn leftovers(&self) -> Leftovers {
+        Leftovers {
+            connections: self.connections.len(),
+            transfers: self.transfers.len(),
+            receives: self.receives.len(),
+            entries: self.entries.len(),
+            messages: self.messages.missing(),
+            windows: self.windows.missing(),
+            events: self.events_due,
+        }
+    }
+
+    /// Puts a connection on the list of those the send stage looks at.
+    fn list(&mut self, connection: Handle) {
+        if let Some(state) = self.connections.get_mut(connection)
+            && !state.listed
+        {
+            state.listed = true;
+            self.connections.push_back(&mut self.listed, connection);
+        }
+    }
+
+    /// Reserves room for one event that will come later.
+    fn reserve_event(&mut self) -> bool {
+        let room = self.ends.events.free() > self.events_due;
+        if room {
+            self.events_due = self.events_due.wrapping_add(1);
+        }
+        room
+    }
+
+    /// Sends an event whose room was reserved.
+    fn tell(&mut self, event: Event<'a>) {
+        self.events_due = self.events_due.saturating_sub(1);
+        // Room was reserved and only this core puts events in.
+        let _ = self.ends.events.push(event);
     }
 }

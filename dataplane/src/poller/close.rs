@@ -1,0 +1,360 @@
+//! Ends: of a transfer, of a connection, of the core.
+
+use super::{Leftovers, Poller, Reason, Received, Report};
+use crate::connection::State;
+use crate::endpoint::{Error, Event, Incoming, Landed};
+use crate::nic::Nic;
+use crate::pool::{Handle, Queue};
+use crate::portal::Leaving;
+use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
+use crate::wire::lnet::WireHandle;
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// Ends a transfer, if nothing of it is on the send queue and no key of it is alive; else its last
+    /// completion will.
+    pub(super) fn finish(&mut self, handle: Handle) {
+        let Some(state) = self.transfers.get(handle) else {
+            return;
+        };
+        let held = state.in_flight != 0
+            || state
+                .window
+                .as_ref()
+                .is_some_and(crate::registration::Descriptor::may_be_alive);
+        if held {
+            return;
+        }
+        if state.queued {
+            self.unqueue(handle);
+        }
+        if self.acknowledge(handle) {
+            return;
+        }
+        self.end(handle);
+    }
+
+    /// A peer's PUT that asked for an ACK turns into that ACK once its data has landed.
+    fn acknowledge(&mut self, handle: Handle) -> bool {
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return false;
+        };
+        let wanted = state.role == Role::Sink
+            && state.abandoned.is_none()
+            && state.handle != WireHandle::NONE
+            && state.outcome.is_ok();
+        if !wanted {
+            return false;
+        }
+        state.role = Role::Ack;
+        state.bulk = false;
+        state.phase = Phase::Waiting;
+        if let Some(window) = state.window.take() {
+            self.windows.give(window, false);
+        }
+        // The data has landed: the application is told now, and the ACK goes its own way.
+        self.landed(handle);
+        self.apply(handle, Input::Admitted);
+        true
+    }
+
+    /// Tells the application of a peer's transfer, if it wants to know, and releases its entry.
+    fn landed(&mut self, handle: Handle) {
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        let place = core::mem::replace(&mut state.place, Place::Nothing);
+        let Place::Entry { entry, offset } = place else {
+            return;
+        };
+        let told = core::mem::replace(&mut state.event, false);
+        let event = Landed {
+            token: state.token,
+            operation: match state.role {
+                Role::Sink | Role::Ack => Incoming::Put {
+                    hdr_data: state.hdr_data,
+                },
+                _ => Incoming::Get,
+            },
+            nid: state.peer.0,
+            pid: state.peer.1,
+            match_bits: state.match_bits,
+            offset: u32::try_from(offset).unwrap_or(u32::MAX),
+            outcome: state.abandoned.map_or(state.outcome, Err),
+        };
+        if told {
+            self.tell(Event::Landed(event));
+        }
+        self.release_entry(entry);
+    }
+
+    /// One transfer less in an entry.
+    pub(super) fn release_entry(&mut self, entry: Handle) {
+        if let Some(attached) = self.entries.get_mut(entry) {
+            attached.busy = attached.busy.saturating_sub(1);
+        }
+        self.let_go(entry);
+    }
+
+    /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.
+    pub(super) fn end(&mut self, handle: Handle) {
+        self.landed(handle);
+        let Some(transfer) = self.transfers.remove(handle) else {
+            return;
+        };
+        let Transfer {
+            connection,
+            role,
+            abandoned,
+            outcome,
+            place,
+            window,
+            message,
+            sink,
+            reserved,
+            admitted,
+            token,
+            event,
+            ..
+        } = transfer;
+        if let Some(window) = window {
+            self.windows.give(window, role.is_own());
+        }
+        if let Some(message) = message {
+            self.messages.give(message.into_buffer());
+        }
+        if let Sink::Many {
+            receive,
+            message,
+            owe,
+            ..
+        } = sink
+        {
+            self.repost(connection, receive, message, owe);
+        }
+        if let Some(state) = self.connections.get_mut(connection) {
+            if admitted {
+                let share = if role.is_own() {
+                    &mut state.own
+                } else {
+                    &mut state.peers
+                };
+                *share = share.saturating_sub(1);
+            }
+            if reserved {
+                state.credits.unreserve();
+            }
+        }
+        if role.is_own() {
+            self.own = self.own.saturating_sub(1);
+            self.counters.transfers.add(1);
+        } else {
+            self.counters.peer_transfers.add(1);
+        }
+        let outcome = abandoned.map_or(outcome, Err);
+        if let Ok(bytes) = outcome
+            && role.is_own()
+        {
+            self.counters.bytes.add(u64::from(bytes));
+        }
+        if let Place::Own(memory) = place
+            && event
+        {
+            self.tell(Event::Done {
+                token,
+                outcome,
+                memory,
+            });
+        }
+        self.list(connection);
+    }
+
+    /// Takes a transfer out of whichever queue of its connection it is in.
+    pub(super) fn unqueue(&mut self, handle: Handle) {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        transfer.queued = false;
+        let Some(state) = self.connections.get_mut(transfer.connection) else {
+            return;
+        };
+        for queue in [
+            &mut state.waiting,
+            &mut state.reserve,
+            &mut state.credited,
+            &mut state.answers,
+            &mut state.invalidates,
+        ] {
+            if self.transfers.unlink(queue, handle) {
+                return;
+            }
+        }
+    }
+
+    /// Begins to end a connection: everything outstanding is flushed, then `drain` ends the rest.
+    pub(super) fn close(&mut self, connection: Handle, why: Reason) {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        if state.state == State::Closing {
+            return;
+        }
+        state.state = State::Closing;
+        state.why = Some(why);
+        for queue in [
+            &mut state.waiting,
+            &mut state.reserve,
+            &mut state.credited,
+            &mut state.answers,
+            &mut state.invalidates,
+        ] {
+            *queue = Queue::new();
+        }
+        let qp = state.qp;
+        let mut held = core::mem::take(&mut state.held);
+        let mut reposts = core::mem::take(&mut state.reposts);
+        self.nic.fail(qp);
+        self.counters.connections_ended.add(1);
+        if !matches!(why, Reason::Closed | Reason::Device(_) | Reason::TimedOut) {
+            self.counters.protocol_errors.add(1);
+        }
+        for queue in [&mut held, &mut reposts] {
+            while let Some(receive) = self.receives.pop_front(queue) {
+                if let Some(receive) = self.receives.remove(receive) {
+                    match receive.state {
+                        Received::Held { buffer, .. } | Received::Idle { buffer, .. } => {
+                            self.messages.give(buffer);
+                        }
+                        Received::Posted(posted) => self.messages.give(posted.completed()),
+                        Received::Lent => {}
+                    }
+                }
+            }
+        }
+        for index in 0..self.transfers.capacity() {
+            let Some(handle) = self.transfers.at(index) else {
+                continue;
+            };
+            if let Some(transfer) = self.transfers.get_mut(handle)
+                && transfer.connection == connection
+                && transfer.phase != Phase::Rebuilding
+            {
+                transfer.queued = false;
+                // Where only the key had still to die, what was moved was moved.
+                let landed = matches!(
+                    transfer.phase,
+                    Phase::Invalidate | Phase::Invalidating | Phase::Settling
+                );
+                if transfer.outcome.is_ok() && !landed {
+                    transfer.outcome = Err(Error::ConnectionClosed);
+                }
+                self.apply(handle, Input::ConnectionLost);
+            }
+        }
+        self.list(connection);
+    }
+
+    /// Ends a failed connection once the device has given everything of it back. True when it is gone.
+    ///
+    /// A window whose key may be alive goes to the control side first, and its transfer waits for it:
+    /// a key of an mkey is good on every queue pair of its protection domain.
+    pub(super) fn drain(&mut self, connection: Handle) -> bool {
+        let Some(state) = self.connections.get(connection) else {
+            return true;
+        };
+        if state.on_send_queue() != 0 || state.posted_receives != 0 {
+            return false;
+        }
+        let (qp, token) = (state.qp, state.token);
+        let why = state.why.unwrap_or(Reason::Closed);
+        for index in 0..self.transfers.capacity() {
+            let Some(handle) = self.transfers.at(index) else {
+                continue;
+            };
+            let Some(transfer) = self.transfers.get_mut(handle) else {
+                continue;
+            };
+            if transfer.connection != connection || transfer.phase == Phase::Rebuilding {
+                continue;
+            }
+            let own = transfer.role.is_own();
+            match &transfer.window {
+                Some(window) if window.may_be_alive() => {
+                    if self.ends.reports.free() == 0 {
+                        return false;
+                    }
+                    let region = window.region();
+                    transfer.window = None;
+                    transfer.phase = Phase::Rebuilding;
+                    self.windows.lose(own);
+                    self.counters.windows_broken.add(1);
+                    self.key_died();
+                    if let Some(window) = self.nic.retire_window(region) {
+                        let _ = self.ends.reports.push(Report::Broken {
+                            window,
+                            of: Some(handle),
+                        });
+                    } else {
+                        // The device does not know it (any more): no key of it can be alive.
+                        self.end(handle);
+                    }
+                }
+                _ => self.end(handle),
+            }
+        }
+        if self.ends.reports.free() == 0 {
+            return false;
+        }
+        if let Some(qp) = self.nic.retire(qp) {
+            self.connections.remove(connection);
+            let _ = self.ends.reports.push(Report::Gone {
+                connection,
+                qp,
+                token,
+                why,
+            });
+        } else {
+            self.connections.remove(connection);
+        }
+        true
+    }
+
+    /// The control side wants the core to end.
+    pub(super) fn stop(&mut self) {
+        self.stopping = true;
+        for index in 0..self.connections.capacity() {
+            if let Some(connection) = self.connections.at(index) {
+                self.close(connection, Reason::Closed);
+            }
+        }
+        for index in 0..self.entries.capacity() {
+            if let Some(handle) = self.entries.at(index) {
+                if let Some(attached) = self.entries.get_mut(handle) {
+                    attached.leaving.get_or_insert(Leaving::Asked);
+                }
+                self.let_go(handle);
+            }
+        }
+    }
+
+    /// Goes on ending: when all connections and transfers are gone, so are the windows, and then the
+    /// control side is told what is left.
+    pub(super) fn wind_down(&mut self) -> u32 {
+        let busy =
+            !self.connections.is_empty() || !self.transfers.is_empty() || !self.entries.is_empty();
+        if busy || self.stopped {
+            return 0;
+        }
+        while self.ends.reports.free() > 1
+            && let Some(descriptor) = self.windows.remove()
+        {
+            if let Some(window) = self.nic.retire_window(descriptor.region()) {
+                let _ = self.ends.reports.push(Report::Retired { window });
+            }
+        }
+        if self.windows.is_empty() && self.ends.reports.free() > 0 {
+            let leftovers: Leftovers = self.leftovers();
+            self.stopped = self.ends.reports.push(Report::Stopped(leftovers)).is_ok();
+        }
+        1
+    }
+}

@@ -1,0 +1,218 @@
+//! What the device says is done, and what a transfer does then.
+
+use super::{Poller, Reason, Received};
+use crate::connection::State;
+use crate::nic::{Burst, Completion, Fault, Nic, Status, WrId};
+use crate::pool::{Handle, Kind, unpack};
+use crate::time::Instant;
+use crate::transfer::{Input, Phase, Step};
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// One burst of completions.
+    pub(super) fn complete(&mut self, now: Instant) -> Result<u32, Fault> {
+        let mut burst = Burst::new();
+        self.nic.poll(&mut burst)?;
+        for completion in &burst {
+            match *completion {
+                Completion::Done { id } => self.done(id, None),
+                // Nothing but id and status is defined: what failed is looked up (R9).
+                Completion::Failed { id, status } => self.done(id, Some(status)),
+                Completion::Received {
+                    id,
+                    length,
+                    imm: _,
+                    invalidated,
+                } => self.received(id, length, invalidated, now),
+            }
+        }
+        Ok(u32::try_from(burst.len()).unwrap_or(u32::MAX))
+    }
+
+    fn done(&mut self, id: WrId, failed: Option<Status>) {
+        let Some((kind, handle)) = unpack(id) else {
+            self.counters.stale_completions.add(1);
+            return;
+        };
+        let connection = match kind {
+            Kind::Receive => {
+                self.receive_failed(handle, failed);
+                return;
+            }
+            Kind::Noop => Some(handle),
+            Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate => {
+                self.transfers.get(handle).map(|state| state.connection)
+            }
+        };
+        let Some(connection) = connection else {
+            self.counters.stale_completions.add(1);
+            return;
+        };
+        if !self.settle(connection, id, failed.is_some()) {
+            self.counters.stale_completions.add(1);
+            return;
+        }
+        if let Some(status) = failed {
+            self.close(connection, Reason::Device(status));
+        }
+    }
+
+    /// Everything on the send queue up to `id` is done. False, and nothing touched, if it is not there.
+    fn settle(&mut self, connection: Handle, id: WrId, failed: bool) -> bool {
+        let Some(state) = self.connections.get(connection) else {
+            return false;
+        };
+        let (head, tail) = (state.head, state.tail);
+        let mut end = tail;
+        loop {
+            if end == head {
+                return false;
+            }
+            let found = self.record.get(connection, end) == Some(id);
+            end = end.wrapping_add(1);
+            if found {
+                break;
+            }
+        }
+        let mut at = tail;
+        while at != end {
+            let each = self.record.get(connection, at);
+            at = at.wrapping_add(1);
+            if let Some(state) = self.connections.get_mut(connection) {
+                state.tail = at;
+            }
+            if let Some((kind, handle)) = each.and_then(unpack) {
+                self.finished(kind, handle, failed && at == end);
+            }
+        }
+        // Whoever waits for room on this send queue has it now.
+        self.list(connection);
+        true
+    }
+
+    /// One work request is off the send queue.
+    fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
+        if kind == Kind::Noop {
+            let noop = self
+                .connections
+                .get_mut(handle)
+                .and_then(|state| state.noops.pop_front());
+            if let Some(posted) = noop {
+                self.messages.give(posted.completed());
+            }
+            return;
+        }
+        let Some(state) = self.transfers.get_mut(handle) else {
+            self.counters.stale_completions.add(1);
+            return;
+        };
+        state.in_flight = state.in_flight.saturating_sub(1);
+        let empty = state.in_flight == 0;
+        let mut killed = false;
+        match kind {
+            Kind::Send => state.message = state.message.take().map(|message| message.home()),
+            Kind::Invalidate if !failed => {
+                if let Some(window) = &mut state.window {
+                    window.dead();
+                    killed = true;
+                }
+            }
+            Kind::Invalidate | Kind::Write | Kind::Register | Kind::Receive | Kind::Noop => {}
+        }
+        if killed {
+            self.counters.invalidations.add(1);
+            self.key_died();
+            self.apply(handle, Input::Dead);
+        }
+        if empty {
+            self.apply(handle, Input::Completed);
+        }
+    }
+
+    /// A receive did not receive: flushed, or too small for what came.
+    fn receive_failed(&mut self, handle: Handle, failed: Option<Status>) {
+        let Some(receive) = self.receives.remove(handle) else {
+            self.counters.stale_completions.add(1);
+            return;
+        };
+        let connection = receive.connection;
+        if let Received::Posted(posted) = receive.state {
+            self.messages.give(posted.completed());
+            if let Some(state) = self.connections.get_mut(connection) {
+                state.posted_receives = state.posted_receives.saturating_sub(1);
+            }
+        }
+        self.close(
+            connection,
+            Reason::Device(failed.unwrap_or(Status::Flushed)),
+        );
+    }
+
+    /// One key less that a peer could use.
+    pub(super) fn key_died(&self) {
+        let alive = self.counters.keys_alive.get();
+        self.counters.keys_alive.set(alive.saturating_sub(1));
+    }
+
+    /// Moves a transfer on and does what its next step says.
+    pub(super) fn apply(&mut self, handle: Handle, input: Input) -> Step {
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return Step::Ignore;
+        };
+        let connection = state.connection;
+        let (phase, then) = crate::transfer::step(state.phase, input);
+        state.phase = phase;
+        let idle = state.in_flight == 0 && !state.queued;
+        match then {
+            Step::Wait => {}
+            Step::Ignore => {}
+            Step::Request => self.enqueue_request(connection, handle),
+            // The message buffer is needed for the answer: it comes home with the last completion.
+            Step::Data | Step::Answer => {
+                if idle {
+                    self.enqueue(connection, handle);
+                }
+            }
+            Step::Invalidate => self.enqueue(connection, handle),
+            Step::Finish => self.finish(handle),
+            Step::Violation => self.close(connection, Reason::UnexpectedAnswer),
+        }
+        then
+    }
+
+    fn enqueue_request(&mut self, connection: Handle, handle: Handle) {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        transfer.queued = true;
+        let queue = if transfer.bulk && !transfer.reserved {
+            &mut state.reserve
+        } else {
+            &mut state.credited
+        };
+        self.transfers.push_back(queue, handle);
+        self.list(connection);
+    }
+
+    /// Into the queue of what needs no credit.
+    fn enqueue(&mut self, connection: Handle, handle: Handle) {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        let queue = if transfer.phase == Phase::Invalidate {
+            &mut state.invalidates
+        } else {
+            &mut state.answers
+        };
+        if !transfer.queued && state.state != State::Closing {
+            transfer.queued = true;
+            self.transfers.push_back(queue, handle);
+            self.list(connection);
+        }
+    }
+}

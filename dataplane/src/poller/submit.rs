@@ -1,0 +1,255 @@
+//! What the application asks for.
+
+use super::Poller;
+use crate::connection::State;
+use crate::endpoint::{Entry, Error, Event, Operation, Request, Submission, Token};
+use crate::nic::{Nic, RKey};
+use crate::pool::Handle;
+use crate::portal::{Attached, LNET_PORTAL, Leaving};
+use crate::time::Instant;
+use crate::transfer::{Cursor, Input, Phase, Place, Role, Sink, Transfer};
+use crate::wire::lnet::{MTU, WireHandle};
+use crate::wire::{IMMEDIATE_PAYLOAD, Nid};
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// Takes submissions, as long as there is a slot for a transfer and room for the events.
+    pub(super) fn submit(&mut self, now: Instant) -> u32 {
+        let mut work = 0_u32;
+        // An entry needs two: one to say that it is attached, one for its end.
+        while self.own < self.own_most
+            && self.ends.events.free() > self.events_due.saturating_add(1)
+            && let Some(submission) = self.ends.submissions.pop()
+        {
+            work = work.saturating_add(1);
+            match submission {
+                Submission::Transfer(request) => {
+                    self.reserve_event();
+                    self.start(request, now);
+                }
+                Submission::Attach(entry) => self.attach(entry),
+                Submission::Detach { entry } => self.detach(entry),
+                Submission::Cancel { token } => self.cancel(token, now),
+            }
+        }
+        work
+    }
+
+    fn start(&mut self, request: Request<'a>, now: Instant) {
+        let (token, connection) = (request.token, request.connection);
+        let length = match self.judge_request(&request) {
+            Ok(length) => length,
+            Err(error) => {
+                self.tell(Event::Done {
+                    token,
+                    outcome: Err(error),
+                    memory: request.memory,
+                });
+                return;
+            }
+        };
+        let large = length > IMMEDIATE_PAYLOAD;
+        let (role, bulk, hdr_data, wants_ack) = match request.operation {
+            Operation::Put { hdr_data, ack } => (Role::Put, large, hdr_data, ack),
+            Operation::Get { optimized } => (Role::Get, large && optimized, 0, false),
+        };
+        let timeout = request.timeout.unwrap_or(self.limits.timeout);
+        let transfer = Transfer {
+            connection,
+            role,
+            phase: Phase::Waiting,
+            bulk,
+            in_flight: 0,
+            deadline: now.after(timeout),
+            abandoned: None,
+            outcome: Ok(0),
+            place: Place::Own(request.memory),
+            length,
+            window: None,
+            message: None,
+            cookie: 0,
+            sink: Sink::None,
+            sink_key: RKey(0),
+            cursor: Cursor::default(),
+            token,
+            portal: request.portal,
+            match_bits: request.match_bits,
+            remote_offset: request.remote_offset,
+            hdr_data,
+            // Any handle but NONE asks for an ACK; the real one is made when the message is.
+            handle: if wants_ack {
+                WireHandle::from_words(self.limits.stamp, 0)
+            } else {
+                WireHandle::NONE
+            },
+            peer: (Nid::ANY, self.limits.pid),
+            event: true,
+            queued: true,
+            reserved: false,
+            admitted: false,
+        };
+        // `own < own_most` was checked: there is a slot.
+        if let Ok(handle) = self.transfers.insert(transfer) {
+            self.own = self.own.wrapping_add(1);
+            if let Some(state) = self.connections.get_mut(connection) {
+                self.transfers.push_back(&mut state.waiting, handle);
+            }
+            self.list(connection);
+        }
+    }
+
+    /// The length of a request that can be served.
+    fn judge_request(&mut self, request: &Request<'a>) -> Result<u32, Error> {
+        if self.stopping {
+            return Err(Error::ShuttingDown);
+        }
+        match self.connections.get(request.connection) {
+            Some(state) if state.state != State::Closing => {}
+            _ => return Err(Error::NotConnected),
+        }
+        let length = u32::try_from(request.memory.length()).map_err(|_| Error::TooLong)?;
+        if length > MTU {
+            return Err(Error::TooLong);
+        }
+        let is_large_sink =
+            matches!(request.operation, Operation::Get { .. }) && length > IMMEDIATE_PAYLOAD;
+        if is_large_sink {
+            let pieces = request.memory.slice(0, length);
+            if self.scratch.lay_out(&self.capabilities, pieces).is_none() {
+                return Err(Error::Unmappable);
+            }
+        }
+        Ok(length)
+    }
+
+    fn attach(&mut self, entry: Entry<'a>) {
+        let token = entry.token;
+        let refusal = if entry.portal == LNET_PORTAL {
+            Some(Error::ReservedPortal)
+        } else if self.stopping {
+            Some(Error::ShuttingDown)
+        } else if u32::try_from(entry.memory.length()).is_err() {
+            Some(Error::NoRoom)
+        } else {
+            None
+        };
+        // One slot for this answer, one for the end of the entry.
+        self.reserve_event();
+        let refused = match refusal {
+            Some(why) => Err((entry, why)),
+            None => self
+                .entries
+                .insert(Attached::new(entry))
+                .map_err(|attached| (attached.entry, Error::NoRoom)),
+        };
+        match refused {
+            Ok(handle) => {
+                self.entries.push_back(&mut self.attached, handle);
+                self.reserve_event();
+                self.tell(Event::Attached {
+                    token,
+                    entry: handle,
+                });
+            }
+            Err((entry, why)) => self.tell(Event::Detached {
+                entry: Some(entry),
+                why: Some(why),
+            }),
+        }
+    }
+
+    fn detach(&mut self, handle: Handle) {
+        match self.entries.get_mut(handle) {
+            Some(attached) if attached.leaving.is_none() => {
+                attached.leaving = Some(Leaving::Asked);
+                self.let_go(handle);
+            }
+            _ => {
+                self.reserve_event();
+                self.tell(Event::Detached {
+                    entry: None,
+                    why: None,
+                });
+            }
+        }
+    }
+
+    /// Gives an entry back that is leaving and no longer busy.
+    pub(super) fn let_go(&mut self, handle: Handle) {
+        let Some(attached) = self.entries.get(handle) else {
+            return;
+        };
+        let Some(leaving) = attached.leaving else {
+            return;
+        };
+        if attached.busy != 0 {
+            return;
+        }
+        self.entries.unlink(&mut self.attached, handle);
+        if let Some(attached) = self.entries.remove(handle) {
+            self.tell(Event::Detached {
+                entry: Some(attached.entry),
+                why: match leaving {
+                    Leaving::Asked => None,
+                    Leaving::Used => Some(Error::Used),
+                },
+            });
+        }
+    }
+
+    fn cancel(&mut self, token: Token, now: Instant) {
+        for index in 0..self.transfers.capacity() {
+            let Some(handle) = self.transfers.at(index) else {
+                continue;
+            };
+            let ours = self
+                .transfers
+                .get(handle)
+                .is_some_and(|state| state.role.is_own() && state.token == token);
+            if ours {
+                self.abandon(handle, Error::Cancelled, now);
+            }
+        }
+    }
+
+    /// Looks at the slots the clock's hand passes.
+    pub(super) fn expire(&mut self, now: Instant) -> u32 {
+        for _ in 0..self.hand.advance(now) {
+            let index = self.hand.next();
+            if let Some(connection) = self.connections.at(index) {
+                self.keep_alive(connection, now);
+            }
+            let Some(handle) = self.transfers.at(index) else {
+                continue;
+            };
+            let Some(state) = self.transfers.get(handle) else {
+                continue;
+            };
+            if now < state.deadline || matches!(state.phase, Phase::Lost | Phase::Rebuilding) {
+                continue;
+            }
+            if state.abandoned.is_some() {
+                // Its key, or its place on the send queue, can only be had back by ending the connection.
+                let connection = state.connection;
+                self.close(connection, super::Reason::TimedOut);
+            } else {
+                self.counters.timeouts.add(1);
+                self.abandon(handle, Error::TimedOut, now);
+            }
+        }
+        0
+    }
+
+    /// Its time is over. What no key and no work request holds ends now; the rest waits for a late
+    /// answer, or for the end of its connection.
+    fn abandon(&mut self, handle: Handle, why: Error, now: Instant) {
+        let abandon = self.limits.abandon;
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        if state.abandoned.is_none() {
+            state.abandoned = Some(why);
+            state.deadline = now.after(abandon);
+        }
+        self.apply(handle, Input::Expired);
+    }
+}
