@@ -1,1 +1,21 @@
-//! Placeholder while the room is being built.
+//! What a machine has, for o2poll: pinned memory, cores, clocks.
+//!
+//! The data plane knows no allocator, thread, clock or file; this crate is where they come from.
+//! Everything here is called at start or from a control thread, except [`clock::Clock::now`], which
+//! is one instruction, and [`count_alloc`], which is there to prove that nobody calls it.
+//!
+//! | room | what lives there |
+//! |---|---|
+//! | [`arena`] | one mapping per core or node that the device may touch, cut into [`Range`](o2poll_dataplane::memory::Range)s |
+//! | [`cores`] | which cores there are, pinning, and how often a polling core was interrupted |
+//! | [`clock`] | the TSC as the data plane's clock, and the wall-clock stamp of an incarnation |
+//! | [`count_alloc`] | a global allocator that counts what polling cores ask of it |
+//!
+//! Unsafe code is in [`arena`] (mappings), [`clock`] (one instruction) and [`count_alloc`] (a global
+//! allocator is an unsafe trait), and nowhere else.
+
+pub mod arena;
+pub mod clock;
+pub mod cores;
+pub mod count_alloc;
+mod procfs;

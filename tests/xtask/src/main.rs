@@ -1,2 +1,88 @@
-//! Placeholder while the room is being built.
-fn main() {}
+//! The task runner: `cargo xtask VERB`. Its verbs are in [`HELP`].
+//!
+//! A verb is a list of steps ([`report`]). Every step runs whatever became of the others, prints one
+//! line, and leaves its output under `target/xtask`.
+
+mod command;
+mod lint;
+mod probe;
+mod program;
+mod report;
+mod rust_tests;
+mod tools;
+mod workspace;
+
+use std::env;
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+use crate::report::Report;
+use crate::workspace::Workspace;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    match verb(&words) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Does what is asked; whether all of it went well.
+fn verb(words: &[&str]) -> Result<bool> {
+    let workspace = Workspace::find()?;
+    match *words {
+        ["test"] => test(&workspace, Report::new(false)),
+        ["test", "--strict"] => test(&workspace, Report::new(true)),
+        ["ci"] => {
+            let mut report = Report::new(true);
+            lint::steps(&workspace, &mut report);
+            test(&workspace, report)
+        }
+        ["probe"] => {
+            let mut report = Report::new(false);
+            probe::steps(&workspace, &mut report);
+            Ok(report.finish())
+        }
+        ["locate", ref features @ ..] => probe::locate(&workspace, features),
+        ["loom"] => {
+            let mut report = Report::new(false);
+            rust_tests::loom(&workspace, &mut report);
+            Ok(report.finish())
+        }
+        ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{HELP}");
+            Ok(true)
+        }
+        _ => bail!("no such task: `{}`\n\n{HELP}", words.join(" ")),
+    }
+}
+
+fn test(workspace: &Workspace, mut report: Report) -> Result<bool> {
+    rust_tests::steps(workspace, &mut report);
+    rust_tests::loom(workspace, &mut report);
+    probe::steps(workspace, &mut report);
+    program::steps(workspace, &mut report);
+    rust_tests::sanitizers(workspace, &mut report);
+    Ok(report.finish())
+}
+
+const HELP: &str = "\
+cargo xtask VERB
+
+  test            every test: cargo's, loom models, the link-time probe with its planted mistakes,
+                  shipped node files, a loopback run. Installs what is missing with apt-get if run
+                  as root; what cannot be run is listed and passes
+  test --strict   the same, and what was not run fails, except for parts that need a nightly compiler
+  ci              formatting, lints, documentation, then test --strict
+  probe           the link-time proof that the data plane cannot panic or allocate
+  locate [PLANT]  the source lines that can panic, for a probe that does not link
+  loom            the loom models of the rings
+  bench [ARGS]    the microbenchmarks
+";

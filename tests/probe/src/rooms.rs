@@ -1,0 +1,132 @@
+//! The functions of every room, each compiled with arguments that could be anything.
+
+use core::hint::black_box;
+
+use o2poll_dataplane::counters::Counters;
+use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
+use o2poll_dataplane::nic::RKey;
+use o2poll_dataplane::pool::{self, Handle, Pool, Queue};
+use o2poll_dataplane::ring;
+use o2poll_dataplane::time::Instant;
+use o2poll_dataplane::wire::Nid;
+
+/// Keeps functions alive: their addresses go where the optimiser cannot follow.
+macro_rules! keep {
+    ($($function:expr),* $(,)?) => {
+        black_box([$($function as *const ()),*])
+    };
+}
+
+/// Keeps every room alive.
+///
+/// The poller over the software device joins here as one more line, `engine::keep()`, of a module
+/// that instantiates it over static storage.
+pub fn keep() {
+    rings();
+    pools();
+    memory();
+    values();
+}
+
+fn rings() {
+    type Value = (u64, u64);
+    keep![
+        ring::index_ring::<Value>,
+        ring::Producer::<'_, Value>::push,
+        ring::Producer::<'_, Value>::free,
+        ring::Consumer::<'_, Value>::pop,
+        ring::Consumer::<'_, Value>::len,
+        ring::Consumer::<'_, Value>::is_empty,
+        ring::lap_ring,
+        ring::LapProducer::push,
+        ring::LapProducer::room,
+        ring::LapConsumer::peek,
+        ring::LapConsumer::pop,
+    ];
+}
+
+fn pools() {
+    type Value = [u64; 9];
+    keep![
+        Pool::<'_, Value>::new,
+        Pool::<'_, Value>::len,
+        Pool::<'_, Value>::capacity,
+        Pool::<'_, Value>::vacant,
+        Pool::<'_, Value>::insert,
+        Pool::<'_, Value>::get,
+        Pool::<'_, Value>::get_mut,
+        Pool::<'_, Value>::remove,
+        Pool::<'_, Value>::at,
+        Pool::<'_, Value>::push_back,
+        Pool::<'_, Value>::push_front,
+        Pool::<'_, Value>::pop_front,
+        Pool::<'_, Value>::front,
+        Pool::<'_, Value>::unlink,
+        Queue::len,
+        Handle::from_bits,
+        Handle::to_bits,
+        pool::pack,
+        pool::unpack,
+    ];
+}
+
+fn memory() {
+    keep![
+        Range::sge,
+        Range::bytes,
+        Range::bytes_mut,
+        Range::split_at,
+        PageList::push,
+        PageList::pop,
+        PageList::length,
+        PageList::pieces,
+        PageList::write_at,
+        PageList::read_at,
+        slice,
+        chunks,
+        chunks_mut,
+        Buffer::new,
+        Buffer::bytes,
+        Buffer::peek,
+        Buffer::post,
+        Posted::sge,
+        Posted::sge_at,
+        Posted::completed,
+    ];
+}
+
+fn values() {
+    keep![
+        Instant::after,
+        Instant::since,
+        RKey::rotated,
+        Nid::new,
+        Nid::o2ib,
+        Nid::lnd,
+        Nid::number,
+        Nid::address,
+        counters,
+    ];
+}
+
+fn slice(list: &PageList<'_>, offset: u64, length: u32) -> u64 {
+    list.slice(offset, length).fold(0, |sum, piece| {
+        sum ^ piece.address ^ u64::from(piece.length)
+    })
+}
+
+fn chunks(list: &PageList<'_>) -> u64 {
+    list.chunks()
+        .flatten()
+        .fold(0, |sum, byte| sum ^ u64::from(*byte))
+}
+
+fn chunks_mut(list: &mut PageList<'_>, value: u8) {
+    list.chunks_mut().for_each(|chunk| chunk.fill(value));
+}
+
+fn counters(counters: &Counters, amount: u64) -> u64 {
+    counters.bytes.add(amount);
+    counters.keys_alive.set(amount);
+    counters.each().fold(0, |sum, (_, value)| sum ^ value)
+}
