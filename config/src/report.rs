@@ -1,0 +1,190 @@
+//! Everything that is wrong with a node file, shown where it stands.
+
+use core::error::Error;
+use core::fmt;
+use core::ops::Range;
+use std::path::{Path, PathBuf};
+
+use annotate_snippets::renderer::DecorStyle;
+use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+
+/// Every mistake of one node file, in the order of its lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    origin: PathBuf,
+    text: String,
+    diagnostics: Vec<Diagnostic>,
+}
+
+/// One mistake.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Diagnostic {
+    /// What is wrong.
+    pub title: String,
+    /// Where; the first mark is the place to change. Empty where the file could not be read.
+    pub marks: Vec<Mark>,
+    /// What to do about it.
+    pub remedy: String,
+}
+
+/// A place in the text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mark {
+    /// Bytes of the text.
+    pub span: Range<usize>,
+    /// What is to be said beside the caret; may be empty.
+    pub label: String,
+}
+
+impl Report {
+    /// Sorts by place.
+    pub(crate) fn new(origin: &Path, text: &str, mut diagnostics: Vec<Diagnostic>) -> Self {
+        diagnostics.sort_by_key(|diagnostic| diagnostic.marks.first().map(|mark| mark.span.start));
+        Self {
+            origin: origin.to_owned(),
+            text: text.to_owned(),
+            diagnostics,
+        }
+    }
+
+    /// The file they are about.
+    #[must_use]
+    pub fn origin(&self) -> &Path {
+        &self.origin
+    }
+
+    /// At least one.
+    #[must_use]
+    pub fn diagnostics(&self) -> &[Diagnostic] {
+        &self.diagnostics
+    }
+
+    /// Each with file, line, caret and remedy, and a last line that counts them. With terminal colours
+    /// where `color` is set.
+    #[must_use]
+    pub fn render(&self, color: bool) -> String {
+        let renderer = if color {
+            Renderer::styled()
+        } else {
+            Renderer::plain()
+        }
+        .decor_style(DecorStyle::Ascii);
+        let origin = self.origin.display().to_string();
+        let mut out = String::new();
+        for diagnostic in &self.diagnostics {
+            out.push_str(&renderer.render(&[self.group(&origin, diagnostic)]));
+            out.push_str("\n\n");
+        }
+        let count = self.diagnostics.len();
+        let noun = if count == 1 { "mistake" } else { "mistakes" };
+        out.push_str(&format!("{origin}: {count} {noun}\n"));
+        out
+    }
+
+    fn group<'a>(&'a self, origin: &'a str, diagnostic: &'a Diagnostic) -> Group<'a> {
+        let title = Level::ERROR.primary_title(diagnostic.title.as_str());
+        let group = if diagnostic.marks.is_empty() {
+            title.element(Origin::path(origin))
+        } else {
+            let mut snippet = Snippet::source(self.text.as_str()).path(origin);
+            for (i, mark) in diagnostic.marks.iter().enumerate() {
+                let kind = if i == 0 {
+                    AnnotationKind::Primary
+                } else {
+                    AnnotationKind::Context
+                };
+                let label = (!mark.label.is_empty()).then_some(mark.label.as_str());
+                snippet = snippet.annotation(kind.span(self.clip(&mark.span)).label(label));
+            }
+            title.element(snippet)
+        };
+        if diagnostic.remedy.is_empty() {
+            group
+        } else {
+            group.element(Level::HELP.message(diagnostic.remedy.as_str()))
+        }
+    }
+
+    /// The span within the text, on character boundaries, and at most its first line: a caret under
+    /// ten lines says less than one under the first.
+    fn clip(&self, span: &Range<usize>) -> Range<usize> {
+        let boundary = |at: usize| {
+            (0..=at.min(self.text.len()))
+                .rev()
+                .find(|at| self.text.is_char_boundary(*at))
+                .unwrap_or(0)
+        };
+        let start = boundary(span.start);
+        let end = boundary(span.end).max(start);
+        let inside = self.text.get(start..end).unwrap_or("");
+        let line = inside.find('\n').unwrap_or(inside.len());
+        start..start.saturating_add(line)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.render(false))
+    }
+}
+
+impl Error for Report {}
+
+impl Diagnostic {
+    pub(crate) fn new(
+        title: impl Into<String>,
+        span: Range<usize>,
+        label: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            title: title.into(),
+            marks: vec![Mark {
+                span,
+                label: label.into(),
+            }],
+            remedy: remedy.into(),
+        }
+    }
+
+    /// Points at a second place.
+    pub(crate) fn and(mut self, span: Range<usize>, label: impl Into<String>) -> Self {
+        self.marks.push(Mark {
+            span,
+            label: label.into(),
+        });
+        self
+    }
+
+    /// Points at a second place, where there is one.
+    pub(crate) fn and_if(self, there: bool, span: &Range<usize>, label: &str) -> Self {
+        if there {
+            self.and(span.clone(), label)
+        } else {
+            self
+        }
+    }
+}
+
+/// What the TOML parser says, one mistake to a line: what follows on the same line is mostly its echo.
+pub(crate) fn syntax(errors: &[toml::de::Error], text: &str) -> Vec<Diagnostic> {
+    let mut seen: Vec<usize> = Vec::new();
+    let mut diagnostics = Vec::new();
+    for error in errors {
+        let span = error.span().unwrap_or(0..0);
+        let line = text
+            .get(..span.start)
+            .map_or(0, |before| before.matches('\n').count());
+        if seen.contains(&line) {
+            continue;
+        }
+        seen.push(line);
+        diagnostics.push(Diagnostic::new(
+            format!("not TOML: {}", error.message()),
+            span,
+            "",
+            "strings stand in quotes, tables in [ ], what may be there several times in [[ ]]",
+        ));
+    }
+    diagnostics
+}
