@@ -94,7 +94,11 @@ pub(crate) fn read(
     };
     // Nothing in particular is wrong with the first line when a whole section is missing.
     let mut top = Section::new("a node file", table, 0..0, mistakes);
-    let device = match top.table("device", "[device]") {
+    let device = match top.table(
+        "device",
+        "[device]",
+        "[device] and below it soft = { profile = \"frwr\" }",
+    ) {
         Some(section) => device(section, mistakes),
         None => {
             if !top.has("device") {
@@ -110,9 +114,17 @@ pub(crate) fn read(
     };
     let empty = DeTable::new();
     let absent = |header| Section::new(header, &empty, 0..0, mistakes);
-    let section = top.table("memory", "[memory]");
+    let section = top.table(
+        "memory",
+        "[memory]",
+        "[memory] and below it mlock = \"try\"",
+    );
     let memory = memory(section.unwrap_or_else(|| absent("[memory]")));
-    let section = top.table("tunables", "[tunables]");
+    let section = top.table(
+        "tunables",
+        "[tunables]",
+        "[tunables] and below it peer_credits = 8",
+    );
     let tunables = tunables(section.unwrap_or_else(|| absent("[tunables]")), mistakes);
     let sections = top.tables("node", "[[node]]");
     if sections.is_empty() && !top.has("node") {
@@ -157,7 +169,9 @@ fn missing(top: &Section<'_>, mistakes: &Mistakes, what: &str, remedy: &str) {
 }
 
 fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
-    let soft = section.table("soft", "soft = { .. }").map(soft);
+    let soft = section
+        .table("soft", "`soft`", "soft = { profile = \"frwr\" }")
+        .map(soft);
     if section.has("verbs") {
         let _: Option<At<()>> = section.or("verbs", (), |_| {
             Err(Wrong::new(
@@ -299,10 +313,18 @@ fn node(mut section: Section<'_>, files: &mut Files<'_>, tunables: Option<&Tunab
     // A depth that is wrong is written down already; the job is not to blame.
     let in_flight = u32::from(tunables.map_or(8, |tunables| tunables.peer_credits));
     let copy = section
-        .table("copy", "[node.copy]")
+        .table(
+            "copy",
+            "[node.copy]",
+            "[node.copy] and below it peer = \"10.0.0.1@o2ib\"",
+        )
         .map(|section| copy(section, in_flight));
     let workload = section
-        .table("workload", "[node.workload]")
+        .table(
+            "workload",
+            "[node.workload]",
+            "[node.workload] and below it peer = \"10.0.0.1@o2ib\"",
+        )
         .map(|section| workload(section, in_flight));
     section.finish(|key| match key {
         "exports" => Some("each export is a [[node.export]] of its own"),
@@ -433,9 +455,7 @@ struct Files<'a> {
 impl Files<'_> {
     fn length(&self, path: &Path, span: Range<usize>, overridden: bool) -> Option<At<u64>> {
         let why = match (self.machine.file_size)(path) {
-            Ok(0) => String::from(
-                "it is empty, and a peer cannot be told so: LNet has no entry of no bytes",
-            ),
+            Ok(0) => String::from("it is empty, and there is nothing to move"),
             Ok(length) => {
                 return Some(At {
                     value: length,
@@ -472,7 +492,9 @@ impl Files<'_> {
 }
 
 fn nid(found: &DeValue<'_>) -> Result<Nid, Wrong> {
-    let text = string(found)?;
+    let DeValue::String(text) = found else {
+        return Err(Wrong::kind("a NID", found, "\"10.0.0.1@o2ib\""));
+    };
     let wrong = |label: &str| {
         Wrong::new(
             "is not the NID of a node on o2ib",
@@ -494,27 +516,30 @@ fn nid(found: &DeValue<'_>) -> Result<Nid, Wrong> {
 }
 
 fn portal(found: &DeValue<'_>) -> Result<u32, Wrong> {
-    match integer(0..=MAX_PORTAL)(found)? {
-        0 => Err(Wrong::new(
+    if let Ok(0) = integer(0..=0)(found) {
+        return Err(Wrong::new(
             "is 0",
             "LNet's own: pings arrive there",
-            "choose 1 to 63, as portal = 50",
-        )),
-        portal => Ok(portal),
+            format!("choose a value from 1 to {MAX_PORTAL}, as portal = 50"),
+        ));
     }
+    integer(1..=MAX_PORTAL)(found)
 }
 
 /// Whole pages, so that a piece of a file starts on one.
 fn piece(found: &DeValue<'_>) -> Result<u64, Wrong> {
-    let piece = size(u64::from(u32::MAX))(found)?;
-    if piece.is_multiple_of(4096) {
+    let remedy = "whole pages of 4 KiB, and less than 4 GiB, as in \"1 GiB\"";
+    let piece = size(u64::MAX)(found)?;
+    if piece > u64::from(u32::MAX) {
+        Err(Wrong::new(
+            "is too large",
+            "offsets on the wire have 32 bits",
+            remedy,
+        ))
+    } else if piece.is_multiple_of(4096) {
         Ok(piece)
     } else {
-        Err(Wrong::new(
-            "is not a multiple of 4 KiB",
-            "",
-            "as in \"1 GiB\"",
-        ))
+        Err(Wrong::new("is not a multiple of 4 KiB", "", remedy))
     }
 }
 

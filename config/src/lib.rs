@@ -24,7 +24,8 @@ mod reader;
 mod report;
 mod units;
 
-use std::fs;
+use std::fs::File;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
@@ -59,7 +60,7 @@ impl Config {
         overrides: &Overrides,
         machine: &Machine<'_>,
     ) -> Result<Self, Report> {
-        match fs::read_to_string(path) {
+        match read(path) {
             Ok(text) => Self::parse_with(&text, path, overrides, machine),
             Err(error) => Err(Report::new(
                 path,
@@ -92,11 +93,9 @@ impl Config {
         machine: &Machine<'_>,
     ) -> Result<Self, Report> {
         let mistakes = reader::Mistakes::default();
-        let (table, errors) = DeTable::parse_recoverable(text);
-        if !errors.is_empty() {
-            // What was recovered would be blamed for what could not be read.
-            return Err(Report::new(origin, text, report::syntax(&errors, text)));
-        }
+        let Ok(table) = DeTable::parse(text) else {
+            return Err(Report::new(origin, text, report::syntax(text)));
+        };
         let draft = document::read(table.get_ref(), origin, overrides, machine, &mistakes);
         let config = check::check(&draft, origin, machine, &mistakes);
         match (config, mistakes.into_inner()) {
@@ -126,3 +125,19 @@ pub fn check<P: AsRef<Path>>(
         })
         .collect()
 }
+
+/// A node file may come through a pipe, so that its length is known only when it is read.
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?
+        .take(MOST_TEXT.saturating_add(1))
+        .read_to_string(&mut text)?;
+    if u64::try_from(text.len()).is_ok_and(|length| length <= MOST_TEXT) {
+        Ok(text)
+    } else {
+        Err(io::Error::other("it is longer than 1 MiB"))
+    }
+}
+
+/// No node file is longer.
+const MOST_TEXT: u64 = 1 << 20;

@@ -129,3 +129,86 @@ fn sentence(config: &Config, machine: &Machine<'_>, threads: &[PollingThread]) -
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::{Config, Idle, Machine, Placement};
+    use std::io;
+    use std::path::Path;
+
+    fn place(nodes: &[&str], allowed: &[usize], parallelism: usize) -> Placement {
+        let mut text = String::from("[device]\nsoft = {}\n");
+        for (i, cores) in nodes.iter().enumerate() {
+            text.push_str(&format!(
+                "[[node]]\nnid = \"10.0.0.{}@o2ib\"\ncores = {cores}\n",
+                i + 1
+            ));
+        }
+        let machine = Machine {
+            allowed_cores: allowed.to_vec(),
+            present_cores: 8,
+            parallelism,
+            file_size: &|_| Err(io::ErrorKind::NotFound.into()),
+        };
+        let config = Config::parse(&text, Path::new("x.toml"), &machine)
+            .unwrap_or_else(|report| panic!("{report}"));
+        config.placement(&machine)
+    }
+
+    fn pairs(placement: &Placement) -> Vec<(usize, &[usize])> {
+        let threads = placement.threads.iter();
+        threads
+            .map(|thread| (thread.core, thread.nodes.as_slice()))
+            .collect()
+    }
+
+    const AUTO: &str = "\"auto\"";
+
+    #[test]
+    fn nodes_take_a_core_each_while_there_are_some() {
+        let placement = place(&[AUTO, AUTO], &[2, 5, 7], 3);
+        assert_eq!(pairs(&placement), [(2, [0].as_slice()), (5, &[1])]);
+        assert_eq!(
+            placement.sentence,
+            "core 2 polls for 10.0.0.1@o2ib, core 5 for 10.0.0.2@o2ib."
+        );
+    }
+
+    #[test]
+    fn auto_leaves_listed_cores_to_those_who_list_them() {
+        let placement = place(&[AUTO, "[0]", "[2, 3]"], &[0, 1, 2, 3], 4);
+        assert_eq!(
+            pairs(&placement),
+            [(1, [0].as_slice()), (0, &[1]), (2, &[2]), (3, &[2])]
+        );
+    }
+
+    #[test]
+    fn with_fewer_cores_than_nodes_they_share_and_it_is_said() {
+        let placement = place(&[AUTO, AUTO, AUTO], &[0, 1], 2);
+        assert_eq!(pairs(&placement), [(0, [0, 2].as_slice()), (1, &[1])]);
+        assert_eq!(
+            placement.sentence,
+            "core 0 polls for 10.0.0.1@o2ib and 10.0.0.3@o2ib, core 1 for 10.0.0.2@o2ib. Nodes share a polling \
+             thread: there are 3 of them, and this process may use 2 cores."
+        );
+        let placement = place(&["[1]", "[1]"], &[1], 1);
+        assert_eq!(pairs(&placement), [(1, [0, 1].as_slice())]);
+        assert!(placement.sentence.ends_with("may use 1 core."));
+    }
+
+    #[test]
+    fn a_quota_counts_like_missing_cores() {
+        let placement = place(&[AUTO, AUTO], &[0, 1, 2, 3], 1);
+        assert_eq!(pairs(&placement), [(0, [0, 1].as_slice())]);
+        assert!(
+            placement.sentence.contains("CPU quota"),
+            "{}",
+            placement.sentence
+        );
+        assert_eq!(placement.idle(Idle::Auto), Idle::Spin);
+        let placement = place(&["[0]", "[1]"], &[0, 1], 1);
+        assert_eq!(placement.idle(Idle::Auto), Idle::Yield);
+        assert_eq!(placement.idle(Idle::Spin), Idle::Spin);
+    }
+}

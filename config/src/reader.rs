@@ -65,7 +65,8 @@ impl Wrong {
         }
     }
 
-    fn kind(expected: &str, found: &DeValue<'_>, example: &str) -> Self {
+    /// A value of another type.
+    pub(crate) fn kind(expected: &str, found: &DeValue<'_>, example: &str) -> Self {
         Self::new(
             format!("must be {expected}"),
             format!("this is {}", article(found.type_str())),
@@ -147,8 +148,13 @@ impl<'t> Section<'t> {
         }
     }
 
-    /// A table; a section without keys if it is not there.
-    pub(crate) fn table(&mut self, key: &'static str, header: &'static str) -> Option<Self> {
+    /// A table, if it is there.
+    pub(crate) fn table(
+        &mut self,
+        key: &'static str,
+        header: &'static str,
+        example: &str,
+    ) -> Option<Self> {
         let found = self.find(key)?;
         match found.get_ref() {
             DeValue::Table(table) => Some(Section::new(header, table, found.span(), self.mistakes)),
@@ -157,7 +163,7 @@ impl<'t> Section<'t> {
                     format!("`{key}` must be a table"),
                     found.span(),
                     format!("this is {}", article(other.type_str())),
-                    format!("write its keys under {header}"),
+                    format!("as in {example}"),
                 ));
                 None
             }
@@ -268,7 +274,11 @@ where
         T::try_from(number)
             .ok()
             .filter(|number| range.contains(number))
-            .ok_or_else(|| out_of_range(range.start(), range.end()))
+            .ok_or_else(|| {
+                let least = range.start();
+                let low = T::try_from(number).map_or(number < 0, |number| number < *least);
+                out_of_range(low, least, range.end())
+            })
     }
 }
 
@@ -311,10 +321,15 @@ pub(crate) fn number(range: RangeInclusive<f64>) -> impl Fn(&DeValue<'_>) -> Res
             DeValue::Integer(integer) if integer.radix() == 10 => integer.as_str(),
             _ => return Err(Wrong::kind("a number", found, "0.5")),
         };
-        text.parse()
-            .ok()
-            .filter(|number| range.contains(number))
-            .ok_or_else(|| out_of_range(range.start(), range.end()))
+        match text.parse() {
+            Ok(number) if range.contains(&number) => Ok(number),
+            Ok(number) => Err(out_of_range(
+                number < *range.start(),
+                range.start(),
+                range.end(),
+            )),
+            Err(_) => Err(Wrong::kind("a number", found, "0.5")),
+        }
     }
 }
 
@@ -332,7 +347,7 @@ pub(crate) fn size(most: u64) -> impl Fn(&DeValue<'_>) -> Result<u64, Wrong> {
             })?,
             other => match whole(other).map(u64::try_from) {
                 Some(Ok(bytes)) => bytes,
-                Some(Err(_)) => return Err(out_of_range(&1, &show_size(most))),
+                Some(Err(_)) => return Err(out_of_range(true, &1, &show_size(most))),
                 None => return Err(Wrong::kind("a size", found, example)),
             },
         };
@@ -377,6 +392,7 @@ pub(crate) fn duration(
             Ok(span)
         } else {
             Err(out_of_range(
+                span < *range.start(),
                 &show_duration(*range.start()),
                 &show_duration(*range.end()),
             ))
@@ -484,10 +500,14 @@ fn whole(found: &DeValue<'_>) -> Option<i128> {
     Some(i128::from_str_radix(integer.as_str(), integer.radix()).unwrap_or(far))
 }
 
-fn out_of_range(least: &impl Display, most: &impl Display) -> Wrong {
+fn out_of_range(low: bool, least: &impl Display, most: &impl Display) -> Wrong {
     Wrong::new(
         "is out of range",
-        format!("{least} to {most}"),
+        if low {
+            format!("less than {least}")
+        } else {
+            format!("more than {most}")
+        },
         format!("choose a value from {least} to {most}"),
     )
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use annotate_snippets::renderer::DecorStyle;
 use annotate_snippets::{AnnotationKind, Group, Level, Origin, Renderer, Snippet};
+use toml::de::DeTable;
 
 /// Every mistake of one node file, in the order of its lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,13 +72,18 @@ impl Report {
         .decor_style(DecorStyle::Ascii);
         let origin = self.origin.display().to_string();
         let mut out = String::new();
-        for diagnostic in &self.diagnostics {
+        for diagnostic in self.diagnostics.iter().take(MOST_SHOWN) {
             out.push_str(&renderer.render(&[self.group(&origin, diagnostic)]));
             out.push_str("\n\n");
         }
         let count = self.diagnostics.len();
         let noun = if count == 1 { "mistake" } else { "mistakes" };
-        out.push_str(&format!("{origin}: {count} {noun}\n"));
+        let cut = if count > MOST_SHOWN {
+            ", of which these are the first"
+        } else {
+            ""
+        };
+        out.push_str(&format!("{origin}: {count} {noun}{cut}\n"));
         out
     }
 
@@ -166,25 +172,45 @@ impl Diagnostic {
     }
 }
 
-/// What the TOML parser says, one mistake to a line: what follows on the same line is mostly its echo.
-pub(crate) fn syntax(errors: &[toml::de::Error], text: &str) -> Vec<Diagnostic> {
-    let mut seen: Vec<usize> = Vec::new();
+/// What the TOML parser says of a text that is not TOML.
+///
+/// A parser that goes on by itself mostly finds the echo of its first error. So the line with the error is
+/// blanked and the rest is parsed again, until what is found next may follow from what was found before.
+pub(crate) fn syntax(text: &str) -> Vec<Diagnostic> {
+    let mut rest = text.to_owned();
     let mut diagnostics = Vec::new();
-    for error in errors {
+    let mut checked = 0;
+    while let Err(error) = DeTable::parse(&rest) {
         let span = error.span().unwrap_or(0..0);
-        let line = text
+        let begin = rest
             .get(..span.start)
-            .map_or(0, |before| before.matches('\n').count());
-        if seen.contains(&line) {
-            continue;
+            .and_then(|before| before.rfind('\n'))
+            .map_or(0, |newline| newline.saturating_add(1));
+        let end = rest
+            .get(begin..)
+            .and_then(|line| line.find('\n'))
+            .map_or(rest.len(), |length| begin.saturating_add(length));
+        let line = rest.get(begin..end).unwrap_or("");
+        // An array or string that is never closed reaches into the next line, and the one after that.
+        let between = rest.get(checked..begin).unwrap_or("");
+        if !diagnostics.is_empty() && between.trim().is_empty() {
+            break;
         }
-        seen.push(line);
         diagnostics.push(Diagnostic::new(
             format!("not TOML: {}", error.message()),
             span,
             "",
             "strings stand in quotes, tables in [ ], what may be there several times in [[ ]]",
         ));
+        // Without its header, the keys below would be taken for another table's.
+        if line.trim_start().starts_with('[') || diagnostics.len() >= MOST_SHOWN {
+            break;
+        }
+        rest.replace_range(begin..end, &" ".repeat(end.saturating_sub(begin)));
+        checked = end;
     }
     diagnostics
 }
+
+/// More than this nobody reads, and each is drawn from the whole text.
+const MOST_SHOWN: usize = 100;

@@ -64,9 +64,11 @@ pub(crate) fn round_up_size(bytes: u64) -> String {
     format!("{} {unit}", bytes.div_ceil(1 << shift).max(1))
 }
 
-/// `50s`, `1500ms`.
+/// `2h`, `50s`, `1500ms`.
 pub(crate) fn show_duration(span: Duration) -> String {
-    if span.subsec_nanos() == 0 {
+    if span.subsec_nanos() == 0 && span.as_secs() >= 3600 && span.as_secs().is_multiple_of(3600) {
+        format!("{}h", span.as_secs() / 3600)
+    } else if span.subsec_nanos() == 0 {
         format!("{}s", span.as_secs())
     } else if span.subsec_nanos().is_multiple_of(1_000_000) {
         format!("{}ms", span.as_millis())
@@ -98,26 +100,32 @@ pub(crate) fn nearest<'a>(
         .map(|(_, candidate)| candidate)
 }
 
-/// Levenshtein distance in characters.
+/// Characters to insert, remove, replace or swap with the next (optimal string alignment).
 fn distance(a: &str, b: &str) -> usize {
+    let a: Vec<char> = a.chars().collect();
     let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut diagonal = i;
-        let mut left = i.saturating_add(1);
-        if let Some(first) = row.first_mut() {
-            *first = left;
+    let at = |text: &[char], i: usize| i.checked_sub(1).and_then(|i| text.get(i).copied());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=b.len()).collect()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let cell = |up: usize, left: usize| {
+                let above = rows
+                    .get(i.wrapping_sub(up))
+                    .and_then(|row| row.get(j.wrapping_sub(left)));
+                above.copied().unwrap_or(usize::MAX - 1)
+            };
+            let left = row.last().copied().unwrap_or(usize::MAX - 1);
+            let mut best = (cell(1, 0) + 1).min(left + 1);
+            best = best.min(cell(1, 1) + usize::from(at(&a, i) != at(&b, j)));
+            if i > 1 && j > 1 && at(&a, i) == at(&b, j - 1) && at(&a, i - 1) == at(&b, j) {
+                best = best.min(cell(2, 2) + 1);
+            }
+            row.push(best);
         }
-        for (y, cell) in b.iter().zip(row.iter_mut().skip(1)) {
-            let replaced = diagonal.saturating_add(usize::from(x != *y));
-            diagonal = *cell;
-            left = replaced
-                .min(left.saturating_add(1))
-                .min(cell.saturating_add(1));
-            *cell = left;
-        }
+        rows.push(row);
     }
-    row.last().copied().unwrap_or(0)
+    rows.last().and_then(|row| row.last()).copied().unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -193,7 +201,7 @@ mod tests {
             show_size(u64::MAX),
             "18446744073709551615 bytes (16777215.9 TiB)"
         );
-        for micros in [1, 1500, 1_000_000, 2_500_000] {
+        for micros in [1, 1500, 1_000_000, 2_500_000, 7_200_000_000] {
             let span = Duration::from_micros(micros);
             assert_eq!(parse_duration(&show_duration(span)), Some(span));
         }
@@ -203,6 +211,7 @@ mod tests {
     fn a_slip_of_the_keyboard_is_recognised() {
         assert_eq!(distance("kitten", "sitting"), 3);
         assert_eq!(distance("", "abc"), 3);
+        assert_eq!(distance("flie", "file"), 1);
         let keys = ["peer_credits", "peer_credits_hiw", "timeout", "put"];
         assert_eq!(nearest("peer_credit", keys), Some("peer_credits"));
         assert_eq!(nearest("Timeout", keys), Some("timeout"));
