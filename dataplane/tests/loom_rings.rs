@@ -107,7 +107,7 @@ fn index_ring_hands_over_slices_round_the_end() {
                 }
                 rest = &rest[pushed..];
                 if rest.is_empty() {
-                    rest = std::mem::take(&mut more);
+                    rest = core::mem::take(&mut more);
                 }
             }
         });
@@ -216,7 +216,7 @@ fn a_full_lap_ring_refuses_and_loses_nothing() {
         });
         let mut got: Vec<_> = (0..3).filter_map(|_| consumer.pop()).collect();
         let sent = sender.join().unwrap();
-        got.extend(std::iter::from_fn(|| consumer.pop()));
+        got.extend(core::iter::from_fn(|| consumer.pop()));
         assert_eq!(got, (0..6).take(sent).map(|n| [n; 7]).collect::<Vec<_>>());
     });
 }
