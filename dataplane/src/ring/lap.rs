@@ -1,9 +1,13 @@
 //! The lap ring: each slot is one cache line that says itself whose turn it is, like a CQE's owner bit.
+//!
+//! A message crosses in the one line that it fills; no shared index moves with it. The consumer gives
+//! slots back through [`Returned`], a quarter of the ring at a time, so that line moves seldom.
 
-use core::cell::UnsafeCell;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::fmt;
 
 use crossbeam_utils::CachePadded;
+
+use super::sync::{AtomicU32, Cell, Edge, acquire, const_unless_loom, release};
 
 /// What travels: seven plain words.
 pub type Message = [u64; 7];
@@ -11,19 +15,22 @@ pub type Message = [u64; 7];
 /// One cache line: seven words of message and the lap it was written in.
 #[repr(C, align(64))]
 pub struct LapSlot {
-    message: UnsafeCell<Message>,
+    message: Cell<Message>,
     lap: AtomicU32,
 }
 
+#[cfg(not(loom))]
 static_assertions::const_assert_eq!(size_of::<LapSlot>(), 64);
 
 impl LapSlot {
-    /// An empty slot.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            message: UnsafeCell::new([0; 7]),
-            lap: AtomicU32::new(0),
+    const_unless_loom! {
+        /// An empty slot.
+        #[must_use]
+        pub fn new() -> Self {
+            Self {
+                message: Cell::new([0; 7]),
+                lap: AtomicU32::new(0),
+            }
         }
     }
 }
@@ -39,10 +46,18 @@ impl Default for LapSlot {
 pub struct Returned(CachePadded<AtomicU32>);
 
 impl Returned {
-    /// Nothing consumed yet.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self(CachePadded::new(AtomicU32::new(0)))
+    const_unless_loom! {
+        /// Nothing consumed yet.
+        #[must_use]
+        pub fn new() -> Self {
+            Self::at(0)
+        }
+    }
+
+    const_unless_loom! {
+        fn at(start: u32) -> Self {
+            Self(CachePadded::new(AtomicU32::new(start)))
+        }
     }
 }
 
@@ -51,11 +66,20 @@ pub fn ring<'a>(
     returned: &'a mut Returned,
     slots: &'a mut [LapSlot],
 ) -> Option<(LapProducer<'a>, LapConsumer<'a>)> {
+    ring_at(0, returned, slots)
+}
+
+/// A ring whose indices begin at `start`.
+fn ring_at<'a>(
+    start: u32,
+    returned: &'a mut Returned,
+    slots: &'a mut [LapSlot],
+) -> Option<(LapProducer<'a>, LapConsumer<'a>)> {
     let shift = slots.len().trailing_zeros();
     if !slots.len().is_power_of_two() || !(2..=30).contains(&shift) {
         return None;
     }
-    *returned = Returned::new();
+    *returned = Returned::at(start);
     for slot in slots.iter_mut() {
         *slot = LapSlot::new();
     }
@@ -65,129 +89,269 @@ pub fn ring<'a>(
         LapProducer {
             slots,
             returned,
-            tail: 0,
-            head: 0,
+            tail: start,
+            head: start,
             shift,
         },
         LapConsumer {
             slots,
             returned,
-            head: 0,
-            told: 0,
+            head: start,
+            told: start,
             shift,
         },
     ))
 }
 
-/// The lap number of index `at`: never 0, the mark of a slot that was never written.
+/// The lap number of index `at`. Never 0, the mark of a slot that was never written, and never that of
+/// the lap before: there are at least four laps until the index wraps, and all are numbered differently.
 const fn lap_of(at: u32, shift: u32) -> u32 {
     (at >> shift).wrapping_add(1)
 }
 
+/// The position of index `at`.
+const fn slot_of(at: u32, shift: u32) -> usize {
+    (at & (1_u32 << (shift & 31)).wrapping_sub(1)) as usize
+}
+
 /// The end that sends.
+///
+/// It owns the slots from its tail up to what the consumer has returned, one lap on.
 pub struct LapProducer<'a> {
     slots: &'a [LapSlot],
     returned: &'a Returned,
     tail: u32,
+    /// What the consumer had returned when last looked at.
     head: u32,
     shift: u32,
+}
+
+impl LapProducer<'_> {
+    /// How many messages fit now, as far as the consumer has told: up to a quarter of the ring may be
+    /// empty and not yet given back. Never less than it said before, minus what was pushed since.
+    pub fn room(&mut self) -> u32 {
+        // Acquire pairs with the Release in `LapConsumer::pop`: a slot given back has been read.
+        self.head = self.returned.0.load(acquire(Edge::Returned));
+        self.known_room()
+    }
+
+    /// Sends a message; false when there is no room.
+    #[inline]
+    #[must_use]
+    pub fn push(&mut self, message: &Message) -> bool {
+        if self.known_room() == 0 && self.room() == 0 {
+            return false;
+        }
+        let Some(slot) = self.slots.get(slot_of(self.tail, self.shift)) else {
+            return false;
+        };
+        slot.message.write(|at| {
+            // SAFETY: there is room, so the consumer has given this slot back (Acquire in `room`), and
+            // it reads it again only after the lap below says so.
+            unsafe { *at = *message }
+        });
+        // Release pairs with the Acquire in `LapConsumer::peek`: the message is written before it is seen.
+        slot.lap
+            .store(lap_of(self.tail, self.shift), release(Edge::Lap));
+        self.tail = self.tail.wrapping_add(1);
+        true
+    }
+
+    fn known_room(&self) -> u32 {
+        (1_u32 << (self.shift & 31)).wrapping_sub(self.tail.wrapping_sub(self.head))
+    }
 }
 
 // SAFETY: the producer writes only slots that the consumer has given back; messages are plain words.
 unsafe impl Send for LapProducer<'_> {}
 
-impl LapProducer<'_> {
-    /// How many messages fit now, as far as the consumer has told.
-    #[expect(clippy::cast_possible_truncation, reason = "at most 2^30 slots")]
-    pub fn room(&mut self) -> u32 {
-        // Acquire pairs with the Release in `LapConsumer::pop`: a slot given back has been read.
-        self.head = self.returned.0.load(Ordering::Acquire);
-        (self.slots.len() as u32).wrapping_sub(self.tail.wrapping_sub(self.head))
-    }
-
-    /// Sends a message; false when there is no room.
-    #[expect(clippy::cast_possible_truncation, reason = "at most 2^30 slots")]
-    pub fn push(&mut self, message: &Message) -> bool {
-        if self.tail.wrapping_sub(self.head) >= self.slots.len() as u32 && self.room() == 0 {
-            return false;
-        }
-        let mask = (self.slots.len() as u32).wrapping_sub(1);
-        let Some(slot) = self.slots.get((self.tail & mask) as usize) else {
-            return false;
-        };
-        // SAFETY: the consumer gave this slot back (Acquire in `room`) and reads it only after the
-        // lap below says so.
-        unsafe { *slot.message.get() = *message };
-        // Release pairs with the Acquire in `LapConsumer::peek`: the message is written before it is seen.
-        slot.lap
-            .store(lap_of(self.tail, self.shift), Ordering::Release);
-        self.tail = self.tail.wrapping_add(1);
-        true
+impl fmt::Debug for LapProducer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LapProducer")
+            .field("slots", &self.slots.len())
+            .field("tail", &self.tail)
+            .finish_non_exhaustive()
     }
 }
 
 /// The end that receives.
+///
+/// It owns the slots from what it has returned up to the first one whose lap is not its own.
 pub struct LapConsumer<'a> {
     slots: &'a [LapSlot],
     returned: &'a Returned,
     head: u32,
+    /// What the producer knows of `head`.
     told: u32,
     shift: u32,
 }
 
-// SAFETY: the consumer reads only slots whose lap says they are written; messages are plain words.
-unsafe impl Send for LapConsumer<'_> {}
-
 impl LapConsumer<'_> {
     /// The oldest message, left in the ring.
+    #[inline]
     #[must_use]
-    #[expect(clippy::cast_possible_truncation, reason = "at most 2^30 slots")]
     pub fn peek(&self) -> Option<Message> {
-        let mask = (self.slots.len() as u32).wrapping_sub(1);
-        let slot = self.slots.get((self.head & mask) as usize)?;
-        // Acquire pairs with the Release in `LapProducer::push`.
-        if slot.lap.load(Ordering::Acquire) != lap_of(self.head, self.shift) {
+        let slot = self.slots.get(slot_of(self.head, self.shift))?;
+        // Acquire pairs with the Release in `LapProducer::push`: a message whose lap is seen has been written.
+        if slot.lap.load(acquire(Edge::Lap)) != lap_of(self.head, self.shift) {
             return None;
         }
-        // SAFETY: the lap says the producer is done with the slot; it writes it again only after
-        // this consumer has given it back in `pop`.
-        Some(unsafe { *slot.message.get() })
+        Some(slot.message.read(|at| {
+            // SAFETY: the lap says the producer is done with the slot; it writes it again only after
+            // this consumer has given it back in `pop`.
+            unsafe { *at }
+        }))
     }
 
     /// Takes the oldest message out. Slots are given back a quarter of the ring at a time.
-    #[expect(clippy::cast_possible_truncation, reason = "at most 2^30 slots")]
+    #[inline]
     pub fn pop(&mut self) -> Option<Message> {
         let message = self.peek()?;
         self.head = self.head.wrapping_add(1);
-        if self.head.wrapping_sub(self.told) >= (self.slots.len() as u32) >> 2 {
+        if self.head.wrapping_sub(self.told) >= (1_u32 << (self.shift & 31)) >> 2 {
             self.told = self.head;
             // Release pairs with the Acquire in `LapProducer::room`: slots are read before they are given back.
-            self.returned.0.store(self.head, Ordering::Release);
+            self.returned.0.store(self.head, release(Edge::Returned));
         }
         Some(message)
     }
 }
 
-#[cfg(test)]
+// SAFETY: the consumer reads only slots whose lap says they are written; messages are plain words.
+unsafe impl Send for LapConsumer<'_> {}
+
+impl fmt::Debug for LapConsumer<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LapConsumer")
+            .field("slots", &self.slots.len())
+            .field("head", &self.head)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
-    use super::{LapSlot, Returned, ring};
+    extern crate std;
+
+    use std::collections::VecDeque;
+    use std::thread;
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::{LapSlot, Returned, lap_of, ring, ring_at};
+
+    fn slots(count: usize) -> Vec<LapSlot> {
+        (0..count).map(|_| LapSlot::new()).collect()
+    }
 
     #[test]
-    fn order_holds_over_many_laps() {
-        let mut returned = Returned::new();
-        let mut slots = [const { LapSlot::new() }; 8];
-        let (mut producer, mut consumer) = ring(&mut returned, &mut slots).unwrap();
-        let (mut sent, mut received) = (0_u64, 0_u64);
-        while received < 1000 {
-            while producer.push(&[sent; 7]) {
-                sent += 1;
+    fn only_a_power_of_two_from_four_is_a_ring() {
+        for count in [0, 1, 2, 3, 6, 12] {
+            assert!(ring(&mut Returned::new(), &mut slots(count)).is_none());
+        }
+        for count in [4, 8, 256] {
+            assert!(ring(&mut Returned::new(), &mut slots(count)).is_some());
+        }
+    }
+
+    #[test]
+    fn neighbouring_laps_differ_also_where_the_index_wraps() {
+        for shift in [2, 3, 10, 29, 30] {
+            let slots = 1_u32 << shift;
+            for at in [0, slots - 1, slots, 0_u32.wrapping_sub(slots), u32::MAX] {
+                assert_ne!(lap_of(at, shift), 0);
+                let next = lap_of(at.wrapping_add(slots), shift);
+                assert_ne!(lap_of(at, shift), next);
             }
-            for _ in 0..3 {
-                if let Some(message) = consumer.pop() {
-                    assert_eq!(message, [received; 7]);
-                    received += 1;
+        }
+    }
+
+    #[test]
+    fn a_ring_made_again_of_used_slots_is_empty() {
+        let mut returned = Returned::new();
+        let mut slots = slots(4);
+        let (mut producer, _) = ring(&mut returned, &mut slots).unwrap();
+        assert!(producer.push(&[7; 7]));
+        let (mut producer, mut consumer) = ring(&mut returned, &mut slots).unwrap();
+        assert_eq!(consumer.pop(), None);
+        assert_eq!(producer.room(), 4);
+    }
+
+    #[test]
+    fn an_emptied_ring_has_more_than_three_quarters_of_its_room() {
+        let mut returned = Returned::new();
+        let mut slots = slots(16);
+        let (mut producer, mut consumer) = ring(&mut returned, &mut slots).unwrap();
+        for round in 0..100_u64 {
+            assert!(producer.room() > 12);
+            assert!(producer.push(&[round; 7]));
+            assert_eq!(consumer.pop(), Some([round; 7]));
+        }
+    }
+
+    proptest! {
+        /// Any sequence of calls does what a bounded `VecDeque` does, but for the credits that are on
+        /// their way back, also where the indices wrap.
+        #[test]
+        fn behaves_as_a_bounded_queue(
+            calls in proptest::collection::vec(0..4_u8, 1..400),
+            shift in 2..5_u32,
+            before_wrap in 0..64_u32,
+        ) {
+            let capacity = 1_usize << shift;
+            let mut returned = Returned::new();
+            let mut slots = slots(capacity);
+            let (mut producer, mut consumer) =
+                ring_at(0_u32.wrapping_sub(before_wrap), &mut returned, &mut slots).unwrap();
+            let mut model = VecDeque::new();
+            let mut popped = 0;
+            for (n, call) in (0_u64..).zip(calls) {
+                let message = [n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6];
+                let held_back = popped % (capacity / 4);
+                let room = capacity - model.len() - held_back;
+                match call {
+                    0 | 1 => {
+                        prop_assert_eq!(producer.push(&message), room > 0);
+                        model.extend((room > 0).then_some(message));
+                    }
+                    2 => {
+                        prop_assert_eq!(consumer.peek(), model.front().copied());
+                        popped += usize::from(!model.is_empty());
+                        prop_assert_eq!(consumer.pop(), model.pop_front());
+                    }
+                    _ => prop_assert_eq!(producer.room() as usize, room),
                 }
             }
         }
+    }
+
+    /// Messages from one thread to another arrive complete, in order, unmixed.
+    #[test]
+    fn two_threads_lose_and_reorder_nothing() {
+        const COUNT: u64 = 300_000;
+        let mut returned = Returned::new();
+        let mut slots = slots(32);
+        let (mut producer, mut consumer) =
+            ring_at(u32::MAX - 1000, &mut returned, &mut slots).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                for n in 0..COUNT {
+                    while !producer.push(&[n; 7]) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            for n in 0..COUNT {
+                let message = loop {
+                    match consumer.pop() {
+                        Some(message) => break message,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(message, [n; 7]);
+            }
+            assert_eq!(consumer.pop(), None);
+        });
     }
 }

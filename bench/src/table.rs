@@ -1,0 +1,143 @@
+//! The report, as text and as JSON.
+
+use core::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use crate::harness::{Measured, Outcome};
+use crate::stats::Summary;
+
+/// The head of the table; what the columns mean.
+#[must_use]
+pub fn head() -> String {
+    format!(
+        "{:<34} {:>6} {:>8} {:>8} {:>8}   {:>8} {:>8} {:>8}   {:>7}\n",
+        "", "", "tsc min", "p50", "p99", "ns min", "p50", "p99", "to ours"
+    )
+}
+
+/// One row: its name, then a line per contender.
+#[must_use]
+pub fn text(row: &Measured) -> String {
+    let mut out = format!("{}, per {}\n", row.name, row.operation);
+    for outcome in &row.outcomes {
+        line(&mut out, row, outcome);
+    }
+    out
+}
+
+fn line(out: &mut String, row: &Measured, outcome: &Outcome) {
+    let Outcome { ticks, ns, .. } = outcome;
+    // Writing to a String does not fail.
+    let _ = write!(
+        out,
+        "  {:<32} {:>6} {:>8} {:>8} {:>8}   {:>8} {:>8} {:>8}   {:>6}x",
+        outcome.name,
+        outcome.role.name(),
+        figure(ticks.min),
+        figure(ticks.p50),
+        figure(ticks.p99),
+        figure(ns.min),
+        figure(ns.p50),
+        figure(ns.p99),
+        figure(row.ratio(outcome)),
+    );
+    if outcome.flagged() {
+        let _ = write!(
+            out,
+            "  preempted in {} of {} samples",
+            outcome.preempted, outcome.samples
+        );
+    }
+    out.push('\n');
+}
+
+/// Three digits that count.
+fn figure(value: f64) -> String {
+    match value {
+        v if v < 10.0 => format!("{v:.2}"),
+        v if v < 100.0 => format!("{v:.1}"),
+        v => format!("{v:.0}"),
+    }
+}
+
+/// One row for machines.
+#[must_use]
+pub fn json(row: &Measured) -> Value {
+    json!({
+        "row": row.name,
+        "operation": row.operation,
+        "contenders": row.outcomes.iter().map(|outcome| json!({
+            "name": outcome.name,
+            "role": outcome.role.name(),
+            "samples": outcome.samples,
+            "operations_per_sample": outcome.batch,
+            "preempted_samples": outcome.preempted,
+            "flagged": outcome.flagged(),
+            "tsc": summary(outcome.ticks),
+            "ns": summary(outcome.ns),
+            "ratio_to_ours": row.ratio(outcome),
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn summary(summary: Summary) -> Value {
+    json!({ "min": summary.min, "p50": summary.p50, "p99": summary.p99 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{json, text};
+    use crate::harness::{Measured, Outcome, Role};
+    use crate::stats::Summary;
+
+    fn outcome(name: &str, role: Role, p50: f64, preempted: usize) -> Outcome {
+        let ticks = Summary {
+            min: p50 / 2.0,
+            p50,
+            p99: p50 * 10.0,
+        };
+        Outcome {
+            name: name.to_owned(),
+            role,
+            batch: 64,
+            samples: 20,
+            preempted,
+            ticks,
+            ns: ticks.map(|ticks| ticks / 2.0),
+        }
+    }
+
+    fn row() -> Measured {
+        Measured {
+            name: "ring/same-core".to_owned(),
+            operation: "object",
+            outcomes: vec![
+                outcome("index ring", Role::Ours, 2.0, 0),
+                outcome("rtrb", Role::Rival, 5.0, 3),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_table_names_unit_ratio_and_preemption() {
+        let text = text(&row());
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "ring/same-core, per object");
+        assert!(lines[1].trim_end().ends_with("1.00x"), "{}", lines[1]);
+        assert!(
+            lines[2].ends_with("2.50x  preempted in 3 of 20 samples"),
+            "{}",
+            lines[2]
+        );
+    }
+
+    #[test]
+    fn the_json_says_the_same() {
+        let json = json(&row());
+        assert_eq!(json["contenders"][1]["ratio_to_ours"], 2.5);
+        assert_eq!(json["contenders"][1]["ns"]["p50"], 2.5);
+        assert_eq!(json["contenders"][1]["flagged"], true);
+        assert_eq!(json["contenders"][0]["flagged"], false);
+    }
+}
