@@ -252,3 +252,99 @@ fn entry(bytes: [u8; 16], order: ByteOrder) -> (Nid, u32) {
 const MAGIC: u32 = 0x7069_6e67;
 const UP: u32 = 0x15aa_c0de;
 const DOWN: u32 = 0xdead_face;
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use super::{ByteOrder, Entry, Features, Nid, Pid, PingError, PingInfo, Status, encode};
+
+    const OWN: Nid = Nid::o2ib([10, 9, 0, 1], 0);
+
+    fn info() -> [u8; 48] {
+        encode(Features::PLAIN, Pid::LUSTRE, 7, OWN)
+    }
+
+    /// The same info as a node of the other byte order sends it.
+    fn swapped(info: &[u8]) -> Vec<u8> {
+        let (words, rest) = info.split_at(16);
+        let mut bytes: Vec<u8> = words
+            .chunks(4)
+            .flat_map(|word| word.iter().rev().copied())
+            .collect();
+        for entry in rest.chunks(16) {
+            for field in [&entry[..8], &entry[8..12], &entry[12..]] {
+                bytes.extend(field.iter().rev());
+            }
+        }
+        bytes
+    }
+
+    #[test]
+    fn an_info_says_what_it_was_made_of_in_both_orders() {
+        for bytes in [info().to_vec(), swapped(&info())] {
+            let info = PingInfo::decode(&bytes).unwrap();
+            assert_eq!(info.features(), Features::PLAIN);
+            assert_eq!(info.features().bits(), 6);
+            assert_eq!((info.pid(), info.sequence()), (Pid::LUSTRE, 7));
+            assert_eq!(info.primary(), Some(OWN));
+            let entries: Vec<_> = info.entries().collect();
+            let up = Entry {
+                nid: OWN,
+                status: Status::Up,
+            };
+            assert_eq!(entries, [up]);
+        }
+    }
+
+    #[test]
+    fn the_info_of_a_node_with_many_interfaces_is_walked() {
+        let mut bytes = info().to_vec();
+        bytes[12] = 5;
+        for (i, status) in [super::DOWN, 0, 9].into_iter().enumerate() {
+            bytes.extend((OWN.0 + 1 + i as u64).to_ne_bytes());
+            bytes.extend(status.to_ne_bytes());
+            bytes.extend([0; 4]);
+        }
+        let statuses: Vec<_> = PingInfo::decode(&bytes)
+            .unwrap()
+            .entries()
+            .map(|entry| entry.status)
+            .collect();
+        let expected = [Status::Up, Status::Down, Status::Other(0), Status::Other(9)];
+        assert_eq!(statuses, expected);
+        assert_eq!(
+            PingInfo::decode(&bytes[..95]).err(),
+            Some(PingError::Truncated { needed: 96 })
+        );
+    }
+
+    #[test]
+    fn each_defect_has_its_name() {
+        let with = |at: usize, word: u32| {
+            let mut bytes = info();
+            bytes[at..at + 4].copy_from_slice(&word.to_ne_bytes());
+            bytes
+        };
+        let refused = |bytes: &[u8], why| assert_eq!(PingInfo::decode(bytes).err(), Some(why));
+        refused(&info()[..15], PingError::Short);
+        refused(&info()[..31], PingError::Short);
+        refused(&with(0, 0), PingError::Magic(0));
+        refused(&with(4, 1), PingError::NoStatus(1));
+        refused(&with(12, 0), PingError::Count(0));
+        refused(&with(12, 4097), PingError::Count(4097));
+        refused(&with(16, 1), PingError::NoLoopback);
+        refused(&with(12, 4096), PingError::Truncated { needed: 65552 });
+        refused(&info()[..47], PingError::Truncated { needed: 48 });
+    }
+
+    #[test]
+    fn features_without_a_name_survive() {
+        let info = encode(Features::from_bits_retain(0x8002), Pid::LUSTRE, 1, OWN);
+        let info = PingInfo::decode(&info).unwrap();
+        assert_eq!(info.features().bits(), 0x8002);
+        assert_eq!(info.order, ByteOrder::NATIVE);
+    }
+}

@@ -164,3 +164,87 @@ fn encode<O: zerocopy::ByteOrder>(record: &RejectRecord) -> [u8; REJECT_BYTES] {
     };
     zerocopy::transmute!(whole)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{ByteOrder, ConnParams, RejectRecord, V1, V2, Why, WireError};
+
+    fn record() -> RejectRecord {
+        RejectRecord {
+            version: V2,
+            why: Why::MsgQueueSize,
+            incarnation: 0x0006_6172_90ad_15a3,
+            params: Some(ConnParams {
+                queue_depth: 8,
+                max_frags: 257,
+                max_msg_size: 4096,
+            }),
+        }
+    }
+
+    #[test]
+    fn records_round_trip_in_both_orders() {
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            for code in 0..=255 {
+                let why = Why::from_code(code);
+                assert_eq!(why.code(), code);
+                let record = RejectRecord { why, ..record() };
+                let mut room = [0; 148];
+                room[..24].copy_from_slice(&record.encode_as(order));
+                assert_eq!(RejectRecord::decode(&room), Ok((record, order)));
+            }
+        }
+    }
+
+    #[test]
+    fn old_and_short_records_name_no_values() {
+        let bare = RejectRecord {
+            incarnation: RejectRecord::UNKNOWN,
+            params: None,
+            ..record()
+        };
+        let bytes = record().encode();
+        for length in [7, 8, 23] {
+            let short = RejectRecord::decode(&bytes[..length]).unwrap().0;
+            assert_eq!(short, bare);
+        }
+        let old = RejectRecord {
+            version: V1,
+            ..record()
+        };
+        let bare = RejectRecord {
+            version: V1,
+            ..bare
+        };
+        assert_eq!(RejectRecord::decode(&old.encode()).unwrap().0, bare);
+    }
+
+    #[test]
+    fn without_values_it_says_what_a_kernel_says() {
+        // As a kernel answered a CONNREQ of version 0x20.
+        let record = RejectRecord {
+            version: V2,
+            why: Why::Fatal,
+            incarnation: 0,
+            params: None,
+        };
+        let bytes = record.encode_as(ByteOrder::Little);
+        let expected = *b"\x91\x1b\xe9\x0b\x12\0\x03\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x10\0\0";
+        assert_eq!(bytes, expected);
+    }
+
+    #[test]
+    fn what_is_no_record_is_refused() {
+        let bytes = record().encode_as(ByteOrder::Little);
+        assert_eq!(RejectRecord::decode(&bytes[..6]), Err(WireError::Runt));
+        assert_eq!(RejectRecord::decode(&[0; 148]), Err(WireError::Magic(0)));
+        let mut other = bytes;
+        other[4] = 0x20;
+        assert_eq!(RejectRecord::decode(&other), Err(WireError::Version(0x20)));
+        for magic in [0x4572_6963_u32.to_le_bytes(), 0x0be9_1b91_u32.to_le_bytes()] {
+            let mut other = bytes;
+            other[..4].copy_from_slice(&magic);
+            assert_eq!(RejectRecord::decode(&other).unwrap().0, record());
+        }
+    }
+}
