@@ -10,9 +10,9 @@
 //! # }
 //! ```
 //!
-//! A file goes through these rooms: `reader` walks the parsed document with the line and column of
-//! everything it reads, and goes on after a mistake; `document` knows the keys; `check` knows what must agree with what, in the
-//! file and with the [`Machine`]. What comes out is a [`Config`], or a [`Report`] of every mistake at once.
+//! A file goes through these rooms: `reader` walks the parsed document, keeps the place of everything it
+//! reads, and goes on after a mistake; `document` knows the keys; `check` knows what must agree with what,
+//! in the file and with the [`Machine`]. What comes out is a [`Config`], or a [`Report`] of every mistake.
 //! The defaults are told where a user reads them: in `config/loopback.toml`.
 
 mod check;

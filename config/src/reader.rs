@@ -1,6 +1,6 @@
 //! A typed walk over a parsed document that writes a mistake down and goes on.
 //!
-//! serde stops at the first error; whoever edits a node file on a machine he does not own wants all of them.
+//! serde stops at the first error; a file that is edited far from the machine it is for should not take ten attempts.
 
 use core::cell::RefCell;
 use core::fmt::Display;

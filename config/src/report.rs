@@ -180,7 +180,13 @@ pub(crate) fn syntax(text: &str) -> Vec<Diagnostic> {
     let mut rest = text.to_owned();
     let mut diagnostics = Vec::new();
     let mut checked = 0;
-    while let Err(error) = DeTable::parse(&rest) {
+    loop {
+        // `DeTable::parse` alone would tell the last one.
+        let (_, errors) = DeTable::parse_recoverable(&rest);
+        let begins = |error: &toml::de::Error| error.span().map_or(0, |span| span.start);
+        let Some(error) = errors.iter().min_by_key(|error| begins(error)) else {
+            break;
+        };
         let span = error.span().unwrap_or(0..0);
         let begin = rest
             .get(..span.start)
@@ -200,7 +206,11 @@ pub(crate) fn syntax(text: &str) -> Vec<Diagnostic> {
             format!("not TOML: {}", error.message()),
             span,
             "",
-            "strings stand in quotes, tables in [ ], what may be there several times in [[ ]]",
+            if error.message().contains("duplicate") {
+                "a key stands once in its table; another node or export begins with its own [[ ]]"
+            } else {
+                "strings stand in quotes, arrays end with ], tables stand in [ ] and those of an array in [[ ]]"
+            },
         ));
         // Without its header, the keys below would be taken for another table's.
         if line.trim_start().starts_with('[') || diagnostics.len() >= MOST_SHOWN {

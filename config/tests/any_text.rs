@@ -150,6 +150,13 @@ proptest! {
     }
 
     #[test]
+    fn of_a_good_file_with_a_line_missing(at in any::<Index>()) {
+        let mut lines: Vec<&str> = SHIPPED.lines().filter(|line| !line.starts_with('#')).collect();
+        lines.remove(at.index(lines.len()));
+        judge(&lines.join("\n"))?;
+    }
+
+    #[test]
     fn of_a_good_file_cut_short(end in 0..SHIPPED.len()) {
         judge(&SHIPPED[..end])?;
     }
