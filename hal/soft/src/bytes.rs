@@ -1,0 +1,244 @@
+//! The only room that touches memory: registered ranges, checked pieces of them, and the copy.
+//!
+//! A [`Span`] comes out of [`Memory::span`], after the check, or out of another span. So whoever holds
+//! one may copy through it; no other way leads from a number to a byte.
+#![allow(unsafe_code)]
+
+use core::ptr::{self, NonNull};
+
+use o2poll_dataplane::nic::Rights;
+
+/// A range of memory that the device may touch: what `ibv_reg_mr` makes.
+#[derive(Debug)]
+pub struct Memory {
+    address: u64,
+    length: u64,
+    pd: u32,
+    rights: Rights,
+}
+
+impl Memory {
+    /// `length` bytes at `base` in protection domain `pd`, which the device may read and write for
+    /// its own side, and no peer by this alone.
+    ///
+    /// # Safety
+    /// * The bytes are initialised and valid for reads and writes until every device that can reach
+    ///   this one over its [`Wire`](crate::Wire) has been dropped, packets under way included.
+    /// * While a work request or a live key covers a byte, other cores' devices may read it, and write it
+    ///   where the request or the key says so. Nobody holds a reference to it that this would break.
+    #[must_use]
+    pub unsafe fn new(base: NonNull<u8>, length: usize, pd: u32) -> Self {
+        Self {
+            address: base.as_ptr().expose_provenance() as u64,
+            length: length as u64,
+            pd,
+            rights: Rights::LOCAL_WRITE,
+        }
+    }
+
+    /// The same memory with other rights. With a remote right its local key is a remote key too: what
+    /// `exposure = "arena"` asks for. Without [`Rights::LOCAL_WRITE`] nothing writes into it.
+    #[must_use]
+    pub const fn with_rights(self, rights: Rights) -> Self {
+        Self { rights, ..self }
+    }
+
+    pub(crate) const fn pd(&self) -> u32 {
+        self.pd
+    }
+
+    pub(crate) const fn rights(&self) -> Rights {
+        self.rights
+    }
+
+    /// The piece, if all of it lies inside.
+    pub(crate) fn span(&self, address: u64, length: u32) -> Option<Span> {
+        let offset = address.checked_sub(self.address)?;
+        let end = offset.checked_add(u64::from(length))?;
+        (end <= self.length).then_some(Span { address, length })
+    }
+}
+
+/// A piece of registered memory, of this device or of the one that sent the packet it is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    address: u64,
+    length: u32,
+}
+
+impl Span {
+    /// Nothing.
+    pub(crate) const EMPTY: Self = Self {
+        address: 0,
+        length: 0,
+    };
+
+    /// Back from the words of a packet. Only for words that [`address`](Self::address) and
+    /// [`length`](Self::length) of one span gave: rings are made in pairs of devices, and their ends are
+    /// private, so nothing else is ever in them.
+    pub(crate) const fn of_packet(address: u64, length: u32) -> Self {
+        Self { address, length }
+    }
+
+    /// Where it begins.
+    #[must_use]
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub const fn length(self) -> u32 {
+        self.length
+    }
+
+    /// The first `at` bytes, or all, and the rest.
+    pub(crate) fn cut(self, at: u32) -> (Self, Self) {
+        let at = at.min(self.length);
+        (
+            Self { length: at, ..self },
+            Self {
+                address: self.address.wrapping_add(u64::from(at)),
+                length: self.length.wrapping_sub(at),
+            },
+        )
+    }
+
+    /// This and what follows it, as one; `None` unless they touch.
+    pub(crate) fn join(self, next: Self) -> Option<Self> {
+        if self.address.checked_add(u64::from(self.length))? != next.address {
+            return None;
+        }
+        Some(Self {
+            length: self.length.checked_add(next.length)?,
+            ..self
+        })
+    }
+
+    fn pointer(self) -> *mut u8 {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "came from a pointer in `Memory::new`"
+        )]
+        ptr::with_exposed_provenance_mut(self.address as usize)
+    }
+}
+
+/// Spans one after another.
+pub(crate) trait Pieces {
+    /// The next bytes, at most `most`; `None` at the end. Never empty.
+    fn next(&mut self, most: u32) -> Option<Span>;
+
+    /// Leaves out the next `count` bytes.
+    fn skip(&mut self, mut count: u32) {
+        while count != 0 {
+            let Some(span) = self.next(count) else { return };
+            count = count.wrapping_sub(span.length);
+        }
+    }
+}
+
+/// The (up to) two spans of a packet.
+pub(crate) struct Pair(pub(crate) Span, pub(crate) Span);
+
+impl Pieces for Pair {
+    fn next(&mut self, most: u32) -> Option<Span> {
+        if self.0.length == 0 {
+            self.0 = core::mem::replace(&mut self.1, Span::EMPTY);
+        }
+        let (taken, rest) = self.0.cut(most);
+        self.0 = rest;
+        (taken.length != 0).then_some(taken)
+    }
+}
+
+/// What moves the bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Copier(unsafe fn(*mut u8, *const u8, usize));
+
+impl Copier {
+    /// A copy of the caller's, e.g. with non-temporal stores.
+    ///
+    /// # Safety
+    /// Called with a sink, a source and a length, it does what [`core::ptr::copy`] does, overlapping ranges
+    /// included, and its stores are ordered before a later release store of the same thread (`sfence` after
+    /// non-temporal ones).
+    #[must_use]
+    pub const unsafe fn new(copy: unsafe fn(*mut u8, *const u8, usize)) -> Self {
+        Self(copy)
+    }
+
+    /// Copies at most `most` bytes, as many as both sides have; how many.
+    pub(crate) fn run(self, to: &mut impl Pieces, from: &mut impl Pieces, most: u32) -> u32 {
+        let mut copied = 0_u32;
+        while copied < most {
+            let Some(mut source) = from.next(most.wrapping_sub(copied)) else {
+                return copied;
+            };
+            while source.length != 0 {
+                let Some(sink) = to.next(source.length) else {
+                    return copied;
+                };
+                let (now, rest) = source.cut(sink.length);
+                // SAFETY: both spans were checked against a `Memory` whose contract makes them valid
+                // for as long as a device can hold them, and have the same length. They may overlap.
+                unsafe { (self.0)(sink.pointer(), now.pointer(), now.length as usize) };
+                copied = copied.wrapping_add(now.length);
+                source = rest;
+            }
+        }
+        copied
+    }
+}
+
+impl Default for Copier {
+    fn default() -> Self {
+        Self(move_bytes)
+    }
+}
+
+/// # Safety
+/// As for [`core::ptr::copy`].
+unsafe fn move_bytes(to: *mut u8, from: *const u8, length: usize) {
+    // SAFETY: by the caller's word.
+    unsafe { ptr::copy(from, to, length) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Copier, Memory, Pair, Pieces, Span};
+    use core::ptr::NonNull;
+
+    fn memory(bytes: &mut [u8]) -> Memory {
+        let length = bytes.len();
+        // SAFETY: the tests keep the array longer than every span of it.
+        unsafe { Memory::new(NonNull::new(bytes.as_mut_ptr()).unwrap(), length, 0) }
+    }
+
+    #[test]
+    fn a_span_ends_where_its_memory_ends() {
+        let mut bytes = [0; 16];
+        let memory = memory(&mut bytes);
+        let base = memory.address;
+        assert!(memory.span(base, 16).is_some());
+        assert!(memory.span(base + 16, 0).is_some());
+        assert!(memory.span(base, 17).is_none());
+        assert!(memory.span(base + 1, 16).is_none());
+        assert!(memory.span(base - 1, 1).is_none());
+        assert!(memory.span(u64::MAX, 2).is_none());
+    }
+
+    #[test]
+    fn pieces_of_unequal_length_meet() {
+        let mut bytes: [u8; 16] = core::array::from_fn(|n| n as u8);
+        let memory = memory(&mut bytes);
+        let at = |offset: u64, length| memory.span(memory.address + offset, length).unwrap();
+        let mut from = Pair(at(0, 3), at(4, 3));
+        let mut to = Pair(at(8, 1), at(10, 5));
+        from.skip(1);
+        assert_eq!(Copier::default().run(&mut to, &mut from, 100), 5);
+        assert!(from.next(1).is_none());
+        assert_eq!(to.next(9).map(Span::length), Some(1));
+        assert_eq!(bytes[8..], [1, 9, 2, 4, 5, 6, 14, 15]);
+    }
+}

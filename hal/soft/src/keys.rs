@@ -1,0 +1,525 @@
+//! The key table: which key lies over which memory, and who may use it how.
+//!
+//! Two kinds of keys. **Memories** (base regions) have a key from their registration on. **Regions** (adopted
+//! windows) get one by REGISTER. A region holds two lists: *live*, what its key means now, and *staged*, what
+//! the next REGISTER on some queue will make it mean. So the caller's list is copied once, when it is queued.
+
+use o2poll_dataplane::nic::{
+    Capabilities, LKey, Layout, Mechanisms, RKey, Region, Rights, Sge, Status,
+};
+
+use crate::bytes::{Memory, Pieces, Span};
+
+/// A window, mkey or fast-registration region, made by a control thread.
+#[derive(Debug)]
+pub struct Window {
+    pd: u32,
+    tag: u8,
+}
+
+impl Window {
+    /// A window of a protection domain.
+    #[must_use]
+    pub const fn new(pd: u32) -> Self {
+        Self { pd, tag: 0 }
+    }
+
+    /// With the tag that its key was last used with.
+    #[must_use]
+    pub const fn with_tag(self, tag: u8) -> Self {
+        Self { tag, ..self }
+    }
+}
+
+/// A piece of a region, and where in the region it begins.
+#[derive(Clone, Copy, Debug)]
+pub struct Fragment {
+    span: Span,
+    start: u32,
+}
+
+impl Default for Fragment {
+    fn default() -> Self {
+        Self {
+            span: Span::EMPTY,
+            start: 0,
+        }
+    }
+}
+
+impl Fragment {
+    const fn end(&self) -> u32 {
+        self.start.wrapping_add(self.span.length())
+    }
+}
+
+/// What a key means.
+#[derive(Clone, Copy, Debug)]
+struct Mapping {
+    key: RKey,
+    rights: Rights,
+    base: u64,
+    length: u32,
+    fragments: u32,
+    /// The one queue pair that may use it, for a window.
+    bound: Option<u32>,
+}
+
+/// Room for one window.
+#[derive(Debug, Default)]
+pub struct RegionSlot {
+    window: Option<Window>,
+    live: Option<Mapping>,
+    staged: Option<Mapping>,
+    /// Which of the two lists is the live one.
+    flipped: bool,
+}
+
+/// A queue pair, as the checks see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    pub(crate) pd: u32,
+    pub(crate) number: u32,
+}
+
+/// A registration that was not staged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotStaged {
+    /// It cannot be posted.
+    Reject,
+    /// It can be posted, and fails so.
+    Fail(Status),
+}
+
+/// A REGISTER.
+pub(crate) struct Order<'w> {
+    pub(crate) region: Region,
+    pub(crate) key: RKey,
+    pub(crate) rights: Rights,
+    pub(crate) base: u64,
+    pub(crate) length: u32,
+    pub(crate) layout: Layout<'w>,
+}
+
+/// The pieces of memory behind a range of a key.
+pub(crate) struct Walk<'k> {
+    head: Span,
+    rest: &'k [Fragment],
+}
+
+impl Pieces for Walk<'_> {
+    fn next(&mut self, most: u32) -> Option<Span> {
+        if self.head.length() == 0 {
+            let (next, rest) = self.rest.split_first()?;
+            (self.head, self.rest) = (next.span, rest);
+        }
+        let (taken, left) = self.head.cut(most);
+        self.head = left;
+        (taken.length() != 0).then_some(taken)
+    }
+}
+
+/// All keys of one device.
+pub(crate) struct Keys<'a> {
+    regions: &'a mut [RegionSlot],
+    fragments: &'a mut [Fragment],
+    stride: usize,
+    memories: &'a mut [Option<Memory>],
+}
+
+impl<'a> Keys<'a> {
+    pub(crate) const fn new(
+        regions: &'a mut [RegionSlot],
+        fragments: &'a mut [Fragment],
+        stride: usize,
+        memories: &'a mut [Option<Memory>],
+    ) -> Self {
+        Self {
+            regions,
+            fragments,
+            stride,
+            memories,
+        }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 memories")]
+    pub(crate) fn add_memory(&mut self, memory: Memory) -> Result<LKey, Memory> {
+        let vacant = self
+            .memories
+            .iter_mut()
+            .enumerate()
+            .find(|(_, slot)| slot.is_none());
+        let Some((index, slot)) = vacant else {
+            return Err(memory);
+        };
+        *slot = Some(memory);
+        Ok(LKey(MEMORY_INDEX.wrapping_add(index as u32) << 8))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 windows")]
+    pub(crate) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
+        let vacant = self
+            .regions
+            .iter_mut()
+            .enumerate()
+            .find(|(_, slot)| slot.window.is_none());
+        let Some((index, slot)) = vacant else {
+            return Err(window);
+        };
+        let key = (WINDOW_INDEX.wrapping_add(index as u32) << 8) | u32::from(window.tag);
+        *slot = RegionSlot {
+            window: Some(window),
+            ..RegionSlot::default()
+        };
+        Ok((Region(index as u32), RKey(key)))
+    }
+
+    pub(crate) fn retire(&mut self, region: Region) -> Option<Window> {
+        let slot = self.regions.get_mut(region.0 as usize)?;
+        let window = slot.window.take();
+        *slot = RegionSlot::default();
+        window
+    }
+
+    /// Keys that would let somebody in.
+    pub(crate) fn live(&self) -> usize {
+        self.regions
+            .iter()
+            .filter(|slot| slot.live.is_some())
+            .count()
+    }
+
+    /// Copies a registration into the region's staged list.
+    pub(crate) fn stage(
+        &mut self,
+        asker: Asker,
+        order: &Order<'_>,
+        capabilities: &Capabilities,
+    ) -> Result<(), NotStaged> {
+        let reject = NotStaged::Reject;
+        let index = order.region.0 as usize;
+        let slot = self.regions.get_mut(index).ok_or(reject)?;
+        let window = slot.window.as_mut().ok_or(reject)?;
+        let (mechanism, count, most) = match order.layout {
+            Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
+            Layout::Fragments(list) => (
+                Mechanisms::FRAGMENTS,
+                list.len(),
+                capabilities.max_fragments,
+            ),
+            Layout::Pages { pages, .. } => (Mechanisms::PAGES, pages.len(), capabilities.max_pages),
+        };
+        // What a driver refuses to post, or has no room for.
+        if !capabilities.mechanisms.contains(mechanism)
+            || count > most as usize
+            || slot.staged.is_some()
+        {
+            return Err(reject);
+        }
+        let bind = NotStaged::Fail(Status::Bind);
+        let fits = order.length != 0
+            && (order.base == 0 || !capabilities.zero_based)
+            && order.base.checked_add(u64::from(order.length)).is_some()
+            && window.pd == asker.pd
+            && order.key.0 >> 8 == WINDOW_INDEX.wrapping_add(order.region.0);
+        if !fits {
+            return Err(bind);
+        }
+        let start = list_start(index, !slot.flipped, self.stride);
+        let room = self
+            .fragments
+            .get_mut(start..start.saturating_add(self.stride))
+            .ok_or(reject)?;
+        let mut list = Builder {
+            room,
+            used: 0,
+            length: 0,
+        };
+        let memories = Memories {
+            all: self.memories,
+            pd: asker.pd,
+            write: order.rights.contains(Rights::REMOTE_WRITE)
+                || order.rights.contains(Rights::LOCAL_WRITE),
+        };
+        list.fill(&memories, order, capabilities).ok_or(bind)?;
+        if list.length != order.length {
+            return Err(bind);
+        }
+        slot.staged = Some(Mapping {
+            key: order.key,
+            rights: order.rights,
+            base: order.base,
+            length: order.length,
+            fragments: list.used,
+            bound: matches!(order.layout, Layout::Window(_)).then_some(asker.number),
+        });
+        Ok(())
+    }
+
+    /// Forgets a staged registration that will not run.
+    pub(crate) fn unstage(&mut self, region: Region, key: RKey) {
+        if let Some(slot) = self.regions.get_mut(region.0 as usize)
+            && slot.staged.as_ref().is_some_and(|staged| staged.key == key)
+        {
+            slot.staged = None;
+        }
+    }
+
+    /// Runs a staged registration: its key is live from here on.
+    pub(crate) fn activate(
+        &mut self,
+        region: Region,
+        key: RKey,
+        checks_reuse: bool,
+    ) -> Result<(), Status> {
+        let slot = self
+            .regions
+            .get_mut(region.0 as usize)
+            .ok_or(Status::Bind)?;
+        let staged = slot.staged.take_if(|staged| staged.key == key);
+        let staged = staged.ok_or(Status::Bind)?;
+        let window = slot.window.as_mut().ok_or(Status::Bind)?;
+        if checks_reuse && slot.live.is_some() {
+            return Err(Status::Bind);
+        }
+        window.tag = staged.key.0.to_le_bytes()[0];
+        slot.live = Some(staged);
+        slot.flipped = !slot.flipped;
+        Ok(())
+    }
+
+    /// Makes a key dead. False for one that is not live, or not this queue pair's to kill.
+    pub(crate) fn kill(&mut self, asker: Asker, key: RKey) -> bool {
+        let Some(slot) = region_index(key.0).and_then(|index| self.regions.get_mut(index)) else {
+            return false;
+        };
+        if !slot.answers(asker, key) {
+            return false;
+        }
+        slot.live = None;
+        true
+    }
+
+    /// The memory behind `length` (not 0) bytes at `address` of a remote key, if the peer of this queue pair
+    /// has `right` to all of them.
+    pub(crate) fn remote(
+        &self,
+        asker: Asker,
+        key: RKey,
+        address: u64,
+        length: u32,
+        right: Rights,
+    ) -> Option<Walk<'_>> {
+        if let Some(memory) = self.memory(key.0) {
+            let open = memory.pd() == asker.pd && memory.rights().contains(right);
+            return memory
+                .span(address, length)
+                .filter(|_| open)
+                .map(|head| Walk { head, rest: &[] });
+        }
+        self.region(asker, key, address, length, right)
+    }
+
+    /// The memory behind a scatter/gather element of our own. `write` where the device would write to it.
+    pub(crate) fn local(
+        &self,
+        asker: Asker,
+        piece: Sge,
+        write: bool,
+        region_lkey: bool,
+    ) -> Option<Walk<'_>> {
+        let right = if write {
+            Rights::LOCAL_WRITE
+        } else {
+            Rights::empty()
+        };
+        if let Some(memory) = self.memory(piece.lkey.0) {
+            let open = memory.pd() == asker.pd && memory.rights().contains(right);
+            return memory
+                .span(piece.address, piece.length)
+                .filter(|_| open)
+                .map(|head| Walk { head, rest: &[] });
+        }
+        if !region_lkey {
+            return None;
+        }
+        let key = RKey(piece.lkey.0);
+        self.region(asker, key, piece.address, piece.length, right)
+    }
+
+    fn memory(&self, key: u32) -> Option<&Memory> {
+        let index = (key >> 8).checked_sub(MEMORY_INDEX)?;
+        let memory = self.memories.get(index as usize)?.as_ref()?;
+        (key & 0xff == 0).then_some(memory)
+    }
+
+    fn region(
+        &self,
+        asker: Asker,
+        key: RKey,
+        address: u64,
+        length: u32,
+        right: Rights,
+    ) -> Option<Walk<'_>> {
+        let index = region_index(key.0)?;
+        let slot = self.regions.get(index)?;
+        let live = slot.live.as_ref()?;
+        if !slot.answers(asker, key) || !live.rights.contains(right) {
+            return None;
+        }
+        let offset = u32::try_from(address.checked_sub(live.base)?).ok()?;
+        if offset.checked_add(length)? > live.length {
+            return None;
+        }
+        let start = list_start(index, slot.flipped, self.stride);
+        let end = start.checked_add(live.fragments as usize)?;
+        let list = self.fragments.get(start..end)?;
+        let first = list.partition_point(|fragment| fragment.end() <= offset);
+        let (head, rest) = match list.get(first..)?.split_first() {
+            Some((head, rest)) => (head.span.cut(offset.wrapping_sub(head.start)).1, rest),
+            None => (Span::EMPTY, [].as_slice()),
+        };
+        Some(Walk { head, rest })
+    }
+}
+
+impl RegionSlot {
+    /// Whether the key is live here, and this queue pair may use it.
+    fn answers(&self, asker: Asker, key: RKey) -> bool {
+        let (Some(window), Some(live)) = (&self.window, &self.live) else {
+            return false;
+        };
+        live.key == key
+            && window.pd == asker.pd
+            && live.bound.is_none_or(|number| number == asker.number)
+    }
+}
+
+/// The memories that a registration may use.
+struct Memories<'k> {
+    all: &'k [Option<Memory>],
+    pd: u32,
+    write: bool,
+}
+
+impl Memories<'_> {
+    fn admits(&self, memory: &Memory) -> bool {
+        memory.pd() == self.pd && (!self.write || memory.rights().contains(Rights::LOCAL_WRITE))
+    }
+
+    /// By local key.
+    fn piece(&self, piece: Sge) -> Option<Span> {
+        let index = (piece.lkey.0 >> 8).checked_sub(MEMORY_INDEX)?;
+        let memory = self.all.get(index as usize)?.as_ref()?;
+        if piece.lkey.0 & 0xff != 0 || !self.admits(memory) {
+            return None;
+        }
+        memory.span(piece.address, piece.length)
+    }
+
+    /// By address: a page list names no key.
+    fn page(&self, address: u64, length: u32) -> Option<Span> {
+        self.all
+            .iter()
+            .flatten()
+            .filter(|memory| self.admits(memory))
+            .find_map(|memory| memory.span(address, length))
+    }
+}
+
+/// A fragment list being written. Neighbours that touch become one.
+struct Builder<'k> {
+    room: &'k mut [Fragment],
+    used: u32,
+    length: u32,
+}
+
+impl Builder<'_> {
+    fn fill(
+        &mut self,
+        memories: &Memories<'_>,
+        order: &Order<'_>,
+        capabilities: &Capabilities,
+    ) -> Option<()> {
+        match order.layout {
+            Layout::Window(piece) => self.push(memories.piece(piece)?),
+            Layout::Fragments(list) => {
+                for piece in list {
+                    self.push(memories.piece(*piece)?)?;
+                }
+                Some(())
+            }
+            Layout::Pages {
+                shift,
+                first_offset,
+                pages,
+            } => {
+                if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
+                    return None;
+                }
+                let size = 1_u32 << shift;
+                let mut skip = first_offset;
+                let mut left = order.length;
+                for page in pages {
+                    let room = size.checked_sub(skip).filter(|room| *room != 0)?;
+                    if page & u64::from(size.wrapping_sub(1)) != 0 || left == 0 {
+                        return None;
+                    }
+                    let length = room.min(left);
+                    let address = page.checked_add(u64::from(skip))?;
+                    self.push(memories.page(address, length)?)?;
+                    left = left.wrapping_sub(length);
+                    skip = 0;
+                }
+                Some(())
+            }
+        }
+    }
+
+    /// `None` for an empty span (a length of 0 means 2 GiB in an mlx5 list), or when there is no room.
+    fn push(&mut self, span: Span) -> Option<()> {
+        if span.length() == 0 {
+            return None;
+        }
+        let length = self.length.checked_add(span.length())?;
+        let last = self
+            .used
+            .checked_sub(1)
+            .and_then(|last| self.room.get_mut(last as usize));
+        if let Some(last) = last
+            && let Some(joined) = last.span.join(span)
+        {
+            last.span = joined;
+        } else {
+            *self.room.get_mut(self.used as usize)? = Fragment {
+                span,
+                start: self.length,
+            };
+            self.used = self.used.wrapping_add(1);
+        }
+        self.length = length;
+        Some(())
+    }
+}
+
+fn region_index(key: u32) -> Option<usize> {
+    let index = (key >> 8).checked_sub(WINDOW_INDEX)?;
+    (index < MEMORY_INDEX).then_some(index as usize)
+}
+
+/// Each region has two lists side by side.
+fn list_start(region: usize, second: bool, stride: usize) -> usize {
+    region
+        .wrapping_mul(2)
+        .wrapping_add(usize::from(second))
+        .wrapping_mul(stride)
+}
+
+/// Key index of the first window. Key 0 is nobody's.
+const WINDOW_INDEX: u32 = 1;
+
+/// Key index of the first base memory region.
+const MEMORY_INDEX: u32 = 1 << 23;
+
+/// Largest page: 1 GiB.
+const MOST_SHIFT: u8 = 30;

@@ -1,0 +1,169 @@
+//! What kind of card the device plays, and how much of everything it holds.
+
+use o2poll_dataplane::nic::{Capabilities, Mechanisms};
+
+/// A kind of card. Every field may be changed before the device is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// What it can do, as [`Nic::capabilities`](o2poll_dataplane::nic::Nic::capabilities) says.
+    pub capabilities: Capabilities,
+    /// Most payload bytes that one poll moves. The key is checked again after each slice.
+    pub slice: u32,
+    /// Most packets that one poll takes in.
+    pub packets: u32,
+    /// Polls without progress after which packets are sent again (`timeout` of a real queue pair).
+    pub ack_timeout: u32,
+    /// Polls that a sender waits when the receiver is not ready (`min_rnr_timer`).
+    pub rnr_timer: u32,
+}
+
+impl Profile {
+    /// A modern card as a kernel consumer sees it: `IB_WR_REG_MR` over page lists and, with
+    /// `IB_MR_TYPE_SG_GAPS`, over fragment lists, up to the 257 of one o2iblnd transfer.
+    #[must_use]
+    pub const fn frwr() -> Self {
+        Self {
+            capabilities: Capabilities {
+                mechanisms: Mechanisms::FRAGMENTS.union(Mechanisms::PAGES),
+                max_fragments: 257,
+                max_pages: 257,
+                page_shift: 12,
+                zero_based: false,
+                checks_reuse: true,
+                region_lkey: true,
+                remote_invalidate: true,
+                max_sge: 30,
+                max_send_wr: 16384,
+                max_recv_wr: 16384,
+                max_cqe: 1 << 20,
+                max_windows: 1 << 20,
+            },
+            slice: 64 << 10,
+            packets: 64,
+            // About a second of spinning: on rings nothing is lost, so this only notices a core that
+            // has stopped for good.
+            ack_timeout: 1 << 22,
+            rnr_timer: 64,
+        }
+    }
+
+    /// A ConnectX as user space sees it (mlx5dv UMR mkeys): zero-based keys over at most 56 inline entries,
+    /// and no check whether the key is in use.
+    #[must_use]
+    pub const fn mlx5() -> Self {
+        let mut profile = Self::frwr();
+        profile.capabilities.mechanisms = Mechanisms::FRAGMENTS;
+        profile.capabilities.max_fragments = 56;
+        profile.capabilities.max_pages = 0;
+        profile.capabilities.zero_based = true;
+        profile.capabilities.checks_reuse = false;
+        profile
+    }
+
+    /// A device with type-2B memory windows and nothing else: one contiguous range, for one queue pair, no
+    /// local key.
+    #[must_use]
+    pub const fn windows() -> Self {
+        let mut profile = Self::frwr();
+        profile.capabilities.mechanisms = Mechanisms::WINDOW;
+        profile.capabilities.max_fragments = 0;
+        profile.capabilities.max_pages = 0;
+        profile.capabilities.region_lkey = false;
+        profile
+    }
+
+    /// Longest list of one registration.
+    const fn list(&self) -> usize {
+        let (fragments, pages) = (self.capabilities.max_fragments, self.capabilities.max_pages);
+        let most = if fragments > pages { fragments } else { pages };
+        if most == 0 { 1 } else { most as usize }
+    }
+}
+
+/// How much one device value holds.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Queue pairs.
+    pub queue_pairs: u32,
+    /// Deepest send queue of one queue pair.
+    pub send_wr: u32,
+    /// Deepest receive queue of one queue pair.
+    pub recv_wr: u32,
+    /// Windows.
+    pub windows: u32,
+    /// Base memory regions.
+    pub memories: u32,
+    /// Entries of the completion queue.
+    pub cqe: u32,
+}
+
+/// How long the slices of a [`Storage`](crate::Storage) must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "fields as in `Storage`")]
+pub struct Sizes {
+    pub queue_pairs: usize,
+    pub numbers: usize,
+    pub sends: usize,
+    pub pieces: usize,
+    pub receives: usize,
+    pub regions: usize,
+    pub fragments: usize,
+    pub memories: usize,
+    pub completions: usize,
+}
+
+impl Limits {
+    /// Lengths for a device of this profile; `None` when they overflow or exceed what the profile allows.
+    #[must_use]
+    pub fn sizes(&self, profile: &Profile) -> Option<Sizes> {
+        let capabilities = &profile.capabilities;
+        if self.send_wr > capabilities.max_send_wr
+            || self.recv_wr > capabilities.max_recv_wr
+            || self.cqe > capabilities.max_cqe
+            || self.windows > capabilities.max_windows
+            || self.windows > MOST
+            || self.memories > MOST
+            || self.queue_pairs > MOST
+        {
+            return None;
+        }
+        let queue_pairs = self.queue_pairs as usize;
+        let sends = queue_pairs.checked_mul(self.send_stride()?)?;
+        Some(Sizes {
+            queue_pairs,
+            numbers: queue_pairs.checked_mul(2)?.checked_next_power_of_two()?,
+            sends,
+            pieces: sends.checked_mul(profile.piece_stride())?,
+            receives: queue_pairs.checked_mul(self.receive_stride()?)?,
+            regions: self.windows as usize,
+            fragments: (self.windows as usize)
+                .checked_mul(2)?
+                .checked_mul(profile.list())?,
+            memories: self.memories as usize,
+            completions: self.cqe as usize,
+        })
+    }
+
+    /// Slots of a send queue: a power of two, so that positions may run freely.
+    pub(crate) fn send_stride(&self) -> Option<usize> {
+        (self.send_wr as usize).checked_next_power_of_two()
+    }
+
+    pub(crate) fn receive_stride(&self) -> Option<usize> {
+        (self.recv_wr as usize).checked_next_power_of_two()
+    }
+}
+
+impl Profile {
+    /// Scatter/gather elements of a work request beyond the first, which stands in the entry itself.
+    pub(crate) const fn piece_stride(&self) -> usize {
+        (self.capabilities.max_sge as usize).saturating_sub(1)
+    }
+
+    pub(crate) const fn fragment_stride(&self) -> usize {
+        self.list()
+    }
+}
+
+/// A key's index has 24 bits, and two kinds of keys share them.
+const MOST: u32 = 1 << 22;

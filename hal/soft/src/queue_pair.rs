@@ -1,0 +1,557 @@
+//! Queue pairs: what a control thread makes, and the state a device keeps for each.
+//!
+//! Positions in both queues run freely as `u32` and are masked on access; differences are right modulo 2^32.
+//!
+//! ```text
+//! send queue      freed <= completed <= sent <= tail <= open
+//!   [freed, completed)  done, but no later signalled completion has been polled
+//!   [completed, sent)   on the wire, not acknowledged
+//!   [sent, tail)        rung for, not yet run
+//!   [tail, open)        the open chain
+//! receive queue   freed <= head <= tail
+//! ```
+
+use o2poll_dataplane::nic::{RKey, Region, Remote, Sge, Status, WrId};
+
+use crate::keys::Asker;
+use crate::packet::{NUMBER, Opcode};
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Path {
+    /// Port of our [`Wire`](crate::Wire) that leads to the peer's device.
+    pub port: u16,
+    /// The peer's queue pair number.
+    pub number: u32,
+    /// Sequence number of the peer's first packet.
+    pub psn: u32,
+}
+
+/// A connected queue pair (RTS), made by a control thread and adopted by a core.
+#[derive(Debug)]
+pub struct QueuePair {
+    /// Its number, 24 bits, used once by one device at a time.
+    pub number: u32,
+    /// Its protection domain.
+    pub pd: u32,
+    /// The other end.
+    pub path: Path,
+    /// Sequence number of our first packet.
+    pub psn: u32,
+    /// Most send work requests outstanding.
+    pub send_depth: u32,
+    /// Most receives posted.
+    pub recv_depth: u32,
+    /// Times that packets are sent again without progress before [`Status::RetryExceeded`].
+    pub retry_count: u8,
+    /// Times that a request is tried again when the peer has no receive; 7 is for ever.
+    pub rnr_retry: u8,
+    /// READs of the peer that we are ready to serve at a time. 0 refuses them all.
+    pub responder_resources: u8,
+}
+
+impl QueuePair {
+    /// A queue pair with the usual counts: `retry_count` 7, `rnr_retry` 6, READs served, both sequence numbers
+    /// from 0.
+    #[must_use]
+    pub const fn new(number: u32, port: u16, peer: u32, send_depth: u32, recv_depth: u32) -> Self {
+        Self {
+            number,
+            pd: 0,
+            path: Path {
+                port,
+                number: peer,
+                psn: 0,
+            },
+            psn: 0,
+            send_depth,
+            recv_depth,
+            retry_count: 7,
+            rnr_retry: 6,
+            responder_resources: 1,
+        }
+    }
+
+    pub(crate) const fn asker(&self) -> Asker {
+        Asker {
+            pd: self.pd,
+            number: self.number,
+        }
+    }
+}
+
+/// Life of an adopted queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// RTS.
+    Ready,
+    /// In error, but the peer may still touch memory of what is on the wire: nothing of the send queue is
+    /// flushed before it has let go.
+    Closing,
+    /// In error.
+    Error,
+}
+
+/// What a send work request asks, reduced to what is needed to run it (again).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    Send,
+    Write,
+    Read,
+    Register(Region, RKey),
+    Invalidate(RKey),
+}
+
+/// Room for one send work request.
+#[derive(Clone, Copy, Debug)]
+pub struct SendEntry {
+    pub(crate) id: WrId,
+    pub(crate) work: Work,
+    pub(crate) signalled: bool,
+    /// Run (or sent in full) at least once.
+    pub(crate) ran: bool,
+    /// A registration whose list waits in the region.
+    pub(crate) staged: bool,
+    /// It fails so when its turn comes.
+    pub(crate) failure: Option<Status>,
+    /// The sequence number after its last packet, once `ran`.
+    pub(crate) end: u32,
+    pub(crate) length: u32,
+    pub(crate) remote: Remote,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) invalidate: Option<RKey>,
+    pub(crate) pieces: u32,
+    pub(crate) first: Sge,
+}
+
+impl Default for SendEntry {
+    fn default() -> Self {
+        Self {
+            id: WrId(0),
+            work: Work::Send,
+            signalled: false,
+            ran: false,
+            staged: false,
+            failure: None,
+            end: 0,
+            length: 0,
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            immediate: None,
+            invalidate: None,
+            pieces: 0,
+            first: Sge::default(),
+        }
+    }
+}
+
+impl SendEntry {
+    /// Whether it runs on this device alone.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self.work, Work::Register(..) | Work::Invalidate(_))
+    }
+}
+
+/// Room for one receive.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReceiveEntry {
+    pub(crate) id: WrId,
+    pub(crate) buffer: Sge,
+}
+
+/// How far the work request at `sent` has been put on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Cursor {
+    pub(crate) piece: u32,
+    /// Bytes of that piece.
+    pub(crate) offset: u32,
+    /// Bytes of all pieces.
+    pub(crate) bytes: u32,
+    /// Packets have been made.
+    pub(crate) begun: bool,
+}
+
+/// A message that is coming in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming {
+    pub(crate) length: u32,
+    pub(crate) done: u32,
+}
+
+/// Room for one queue pair.
+#[derive(Debug)]
+pub struct QueuePairSlot {
+    pub(crate) pair: Option<QueuePair>,
+    pub(crate) generation: u32,
+    pub(crate) state: State,
+
+    // The send queue.
+    pub(crate) freed: u32,
+    pub(crate) completed: u32,
+    pub(crate) sent: u32,
+    pub(crate) tail: u32,
+    pub(crate) open: u32,
+    /// A request of the open chain was refused; none behind it is taken.
+    pub(crate) latched: bool,
+
+    // What was sent.
+    /// Everything before it is acknowledged.
+    pub(crate) acked: u32,
+    /// Sequence number of the next packet.
+    pub(crate) psn: u32,
+    /// The highest that `psn` has been.
+    pub(crate) top: u32,
+    /// `psn` at `completed`: where to go back to.
+    pub(crate) base: u32,
+    pub(crate) cursor: Cursor,
+    pub(crate) retries: u8,
+    pub(crate) rnr_retries: u8,
+    /// Poll at which a timer runs out.
+    pub(crate) deadline: u64,
+    /// Nothing is sent before this poll (receiver not ready).
+    pub(crate) resume: u64,
+    /// Status of the oldest work request when the send queue is flushed.
+    pub(crate) cause: Status,
+    pub(crate) close_due: bool,
+
+    // The receive queue.
+    pub(crate) recv_freed: u32,
+    pub(crate) recv_head: u32,
+    pub(crate) recv_tail: u32,
+
+    // What comes in.
+    /// Sequence number of the next packet.
+    pub(crate) expected: u32,
+    /// Bytes of that packet that are done.
+    pub(crate) done: u32,
+    pub(crate) incoming: Option<Incoming>,
+    /// A packet was lost or turned away, and the peer was told.
+    pub(crate) gap: bool,
+    /// The peer asked to be left alone.
+    pub(crate) deaf: bool,
+    /// What to tell the peer at the next occasion.
+    pub(crate) answer: Option<Opcode>,
+    /// What to tell it for good, in error.
+    pub(crate) refusal: Opcode,
+
+    // The list of queue pairs that want a turn.
+    pub(crate) next: u32,
+    pub(crate) listed: bool,
+}
+
+impl Default for QueuePairSlot {
+    fn default() -> Self {
+        Self {
+            pair: None,
+            generation: 0,
+            state: State::Error,
+            freed: 0,
+            completed: 0,
+            sent: 0,
+            tail: 0,
+            open: 0,
+            latched: false,
+            acked: 0,
+            psn: 0,
+            top: 0,
+            base: 0,
+            cursor: Cursor::default(),
+            retries: 0,
+            rnr_retries: 0,
+            deadline: NEVER,
+            resume: 0,
+            cause: Status::Flushed,
+            close_due: false,
+            recv_freed: 0,
+            recv_head: 0,
+            recv_tail: 0,
+            expected: 0,
+            done: 0,
+            incoming: None,
+            gap: false,
+            deaf: false,
+            answer: None,
+            refusal: Opcode::Gone,
+            next: NONE,
+            listed: false,
+        }
+    }
+}
+
+impl QueuePairSlot {
+    /// As after connecting. Keeps its place in the list of those who want a turn.
+    fn start(&mut self, pair: QueuePair) {
+        *self = Self {
+            state: State::Ready,
+            acked: pair.psn,
+            psn: pair.psn,
+            top: pair.psn,
+            base: pair.psn,
+            retries: pair.retry_count,
+            rnr_retries: pair.rnr_retry,
+            expected: pair.path.psn,
+            generation: self.generation,
+            next: self.next,
+            listed: self.listed,
+            pair: Some(pair),
+            ..Self::default()
+        };
+    }
+
+    /// Whether packets are on the wire that the peer has not answered.
+    pub(crate) const fn in_flight(&self) -> bool {
+        self.acked != self.top
+    }
+
+    /// Goes back to the oldest work request that is not complete.
+    pub(crate) const fn rewind(&mut self) {
+        self.sent = self.completed;
+        self.psn = self.base;
+        self.cursor = Cursor {
+            piece: 0,
+            offset: 0,
+            bytes: 0,
+            begun: false,
+        };
+    }
+}
+
+/// The send queue of one queue pair.
+pub(crate) struct SendRing<'s> {
+    entries: &'s mut [SendEntry],
+    pieces: &'s mut [Sge],
+    stride: usize,
+}
+
+impl SendRing<'_> {
+    pub(crate) fn at(&mut self, position: u32) -> Option<&mut SendEntry> {
+        let mask = self.entries.len().wrapping_sub(1);
+        self.entries.get_mut(position as usize & mask)
+    }
+
+    /// Stores the scatter/gather elements of a request; false if there are too many.
+    pub(crate) fn store(&mut self, position: u32, list: &[Sge]) -> bool {
+        let (first, rest) = match list.split_first() {
+            Some((first, rest)) => (*first, rest),
+            None => (Sge::default(), list),
+        };
+        let start = self.piece_start(position);
+        let Some(room) = self
+            .pieces
+            .get_mut(start..start.saturating_add(rest.len()))
+            .filter(|room| room.len() <= self.stride)
+        else {
+            return false;
+        };
+        for (slot, piece) in room.iter_mut().zip(rest) {
+            *slot = *piece;
+        }
+        let count = list.len();
+        let Some(entry) = self.at(position) else {
+            return false;
+        };
+        entry.first = first;
+        entry.pieces = u32::try_from(count).unwrap_or(u32::MAX);
+        true
+    }
+
+    /// A scatter/gather element of the request at `position`.
+    pub(crate) fn piece(&self, position: u32, entry: &SendEntry, number: u32) -> Option<Sge> {
+        if number >= entry.pieces {
+            return None;
+        }
+        match number.checked_sub(1) {
+            None => Some(entry.first),
+            Some(rest) => self
+                .pieces
+                .get(self.piece_start(position).wrapping_add(rest as usize))
+                .copied(),
+        }
+    }
+
+    const fn piece_start(&self, position: u32) -> usize {
+        let mask = self.entries.len().wrapping_sub(1);
+        (position as usize & mask).wrapping_mul(self.stride)
+    }
+}
+
+/// The receive queue of one queue pair.
+pub(crate) struct ReceiveRing<'s> {
+    entries: &'s mut [ReceiveEntry],
+}
+
+impl ReceiveRing<'_> {
+    pub(crate) fn at(&mut self, position: u32) -> Option<&mut ReceiveEntry> {
+        let mask = self.entries.len().wrapping_sub(1);
+        self.entries.get_mut(position as usize & mask)
+    }
+}
+
+/// A queue pair with its queues.
+pub(crate) struct Held<'s> {
+    pub(crate) slot: &'s mut QueuePairSlot,
+    pub(crate) sends: SendRing<'s>,
+    pub(crate) receives: ReceiveRing<'s>,
+}
+
+/// All queue pairs of one device.
+pub(crate) struct Table<'a> {
+    pub(crate) slots: &'a mut [QueuePairSlot],
+    pub(crate) sends: &'a mut [SendEntry],
+    pub(crate) pieces: &'a mut [Sge],
+    pub(crate) receives: &'a mut [ReceiveEntry],
+    /// Slot by number: open addressing, a power of two, at most half full.
+    pub(crate) numbers: &'a mut [u32],
+    pub(crate) send_stride: usize,
+    pub(crate) piece_stride: usize,
+    pub(crate) receive_stride: usize,
+    /// No slot from here on was ever used.
+    pub(crate) high: u32,
+    pub(crate) first: u32,
+    pub(crate) last: u32,
+    pub(crate) listed: u32,
+}
+
+impl Table<'_> {
+    /// The queue pair of an index, with its queues.
+    pub(crate) fn held(&mut self, index: u32) -> Option<Held<'_>> {
+        let at = index as usize;
+        let slot = self.slots.get_mut(at)?;
+        slot.pair.as_ref()?;
+        let send = at.wrapping_mul(self.send_stride);
+        let entries = self
+            .sends
+            .get_mut(send..send.wrapping_add(self.send_stride))?;
+        let piece = send.wrapping_mul(self.piece_stride);
+        let pieces = self.send_stride.wrapping_mul(self.piece_stride);
+        let pieces = self.pieces.get_mut(piece..piece.wrapping_add(pieces))?;
+        let receive = at.wrapping_mul(self.receive_stride);
+        let receives = self
+            .receives
+            .get_mut(receive..receive.wrapping_add(self.receive_stride))?;
+        Some(Held {
+            slot,
+            sends: SendRing {
+                entries,
+                pieces,
+                stride: self.piece_stride,
+            },
+            receives: ReceiveRing { entries: receives },
+        })
+    }
+
+    pub(crate) fn slot(&mut self, index: u32) -> Option<&mut QueuePairSlot> {
+        self.slots
+            .get_mut(index as usize)
+            .filter(|slot| slot.pair.is_some())
+    }
+
+    /// The index of a number.
+    pub(crate) fn find(&self, number: u32) -> Option<u32> {
+        let mask = self.numbers.len().wrapping_sub(1);
+        let mut at = number as usize & mask;
+        for _ in 0..self.numbers.len() {
+            let index = *self.numbers.get(at)?;
+            let slot = self.slots.get(index as usize)?;
+            if let Some(pair) = &slot.pair
+                && pair.number == number
+            {
+                return Some(index);
+            }
+            at = at.wrapping_add(1) & mask;
+        }
+        None
+    }
+
+    /// Takes a queue pair in, if its number is new, its queues fit and a slot is vacant.
+    #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 queue pairs")]
+    pub(crate) fn adopt(&mut self, pair: QueuePair) -> Result<u32, QueuePair> {
+        let fits = pair.number <= NUMBER
+            && pair.send_depth as usize <= self.send_stride
+            && pair.recv_depth as usize <= self.receive_stride
+            && self.find(pair.number).is_none();
+        let vacant = self
+            .slots
+            .iter_mut()
+            .enumerate()
+            .find(|(_, slot)| slot.pair.is_none())
+            .filter(|_| fits);
+        let Some((index, slot)) = vacant else {
+            return Err(pair);
+        };
+        let number = pair.number;
+        slot.start(pair);
+        let index = index as u32;
+        self.high = self.high.max(index.wrapping_add(1));
+        self.enter(number, index);
+        Ok(index)
+    }
+
+    /// Takes a queue pair out.
+    #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 queue pairs")]
+    pub(crate) fn retire(&mut self, index: u32) -> Option<QueuePair> {
+        let slot = self.slots.get_mut(index as usize)?;
+        let pair = slot.pair.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        // Retiring is rare: rebuilding needs no tombstones.
+        self.numbers.fill(NONE);
+        for index in 0..self.slots.len() {
+            let number = self.slots.get(index).and_then(|slot| slot.pair.as_ref());
+            if let Some(pair) = number {
+                let number = pair.number;
+                self.enter(number, index as u32);
+            }
+        }
+        Some(pair)
+    }
+
+    /// Asks for a turn.
+    pub(crate) fn list(&mut self, index: u32) {
+        let Some(slot) = self.slots.get_mut(index as usize) else {
+            return;
+        };
+        if slot.listed {
+            return;
+        }
+        slot.listed = true;
+        slot.next = NONE;
+        match self.slots.get_mut(self.last as usize) {
+            Some(last) if self.listed != 0 => last.next = index,
+            _ => self.first = index,
+        }
+        self.last = index;
+        self.listed = self.listed.wrapping_add(1);
+    }
+
+    /// The one whose turn it is, off the list.
+    pub(crate) fn unlist(&mut self) -> Option<u32> {
+        self.listed = self.listed.checked_sub(1)?;
+        let index = self.first;
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.listed = false;
+        self.first = slot.next;
+        Some(index)
+    }
+
+    fn enter(&mut self, number: u32, index: u32) {
+        let mask = self.numbers.len().wrapping_sub(1);
+        let mut at = number as usize & mask;
+        for _ in 0..self.numbers.len() {
+            if let Some(place) = self.numbers.get_mut(at)
+                && *place == NONE
+            {
+                *place = index;
+                return;
+            }
+            at = at.wrapping_add(1) & mask;
+        }
+    }
+}
+
+/// No index.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// No poll.
+pub(crate) const NEVER: u64 = u64::MAX;

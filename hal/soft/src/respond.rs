@@ -1,0 +1,356 @@
+//! The responder: runs what peers ask, against our own keys, and says what came of it.
+
+use o2poll_dataplane::nic::{Completion, RKey, Rights, Status, WrId};
+
+use crate::Soft;
+use crate::bytes::{Pair, Pieces};
+use crate::completion::{CompletionEntry, Side};
+use crate::packet::{Flags, Opcode, Packet, before};
+use crate::queue_pair::{Incoming, State};
+use crate::wire::Wire;
+
+/// What became of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    /// It is done with.
+    Done,
+    /// More of it at the next poll.
+    Again,
+}
+
+/// How a request for data went, so far.
+enum Verdict {
+    /// So many bytes were moved, of so many that were left in the packet.
+    Moved(u32),
+    NotReady,
+    /// Refused so.
+    Refused(Opcode),
+    /// Refused so, and the receive that it was for fails.
+    Spoilt(Opcode, Status),
+}
+
+impl<W: Wire> Soft<'_, W> {
+    /// Takes in what has arrived, up to the slice and the number of packets of one poll.
+    pub(crate) fn take_in(&mut self) {
+        let mut bytes = self.profile.slice.max(1);
+        let mut packets = self.profile.packets.max(1);
+        let ports = self.wire.ports();
+        let mut port = self.port;
+        for _ in 0..ports {
+            if port >= ports {
+                port = 0;
+            }
+            while packets != 0
+                && bytes != 0
+                && let Some(packet) = self.wire.peek(port)
+            {
+                if self.take(port, &packet, &mut bytes) == Outcome::Again {
+                    break;
+                }
+                self.wire.pop(port);
+                packets = packets.wrapping_sub(1);
+            }
+            port = port.wrapping_add(1);
+        }
+        self.port = self.port.wrapping_add(1);
+        if self.port >= ports {
+            self.port = 0;
+        }
+    }
+
+    fn take(&mut self, port: u16, packet: &Packet, bytes: &mut u32) -> Outcome {
+        let known = self.table.find(packet.destination).filter(|index| {
+            self.table.slot(*index).is_some_and(|slot| {
+                slot.pair
+                    .as_ref()
+                    .is_some_and(|pair| pair.path.port == port && pair.path.number == packet.source)
+            })
+        });
+        let Some(index) = known else {
+            self.on_stranger(port, packet);
+            return Outcome::Done;
+        };
+        let psn = packet.psn;
+        match packet.opcode {
+            Opcode::Send | Opcode::Write | Opcode::Read => {
+                return self.request(index, packet, bytes);
+            }
+            Opcode::Ack => self.on_ack(index, psn),
+            Opcode::ReceiverNotReady => self.on_not_ready(index, psn),
+            Opcode::SequenceError => self.on_sequence_error(index, psn),
+            Opcode::RefusedAccess | Opcode::RefusedRequest | Opcode::RefusedOperation => {
+                let verdict = packet.opcode.verdict().unwrap_or(Status::RemoteOperation);
+                self.on_refused(index, psn, verdict);
+                // The peer may be waiting for us to let go.
+                self.answer(index, Opcode::Closed);
+            }
+            Opcode::Gone | Opcode::Closed => self.on_gone(index, Status::RetryExceeded),
+            Opcode::Close => {
+                if let Some(slot) = self.table.slot(index) {
+                    slot.deaf = true;
+                }
+                self.answer(index, Opcode::Closed);
+            }
+        }
+        Outcome::Done
+    }
+
+    /// A packet for a queue pair that is not here.
+    fn on_stranger(&mut self, port: u16, packet: &Packet) {
+        self.counts.strangers = self.counts.strangers.wrapping_add(1);
+        let closing = match packet.opcode {
+            Opcode::Send | Opcode::Write | Opcode::Read => false,
+            Opcode::Close => true,
+            _ => return,
+        };
+        let answer = (port, packet.source, packet.destination, closing);
+        if self.strangers.iter().all(|waiting| *waiting != answer) {
+            // Without room it is lost like any packet, and the stranger asks again.
+            let _full = self.strangers.push_back(answer);
+        }
+    }
+
+    /// A packet with data, or for data.
+    fn request(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> Outcome {
+        let Some(slot) = self.table.slot(index) else {
+            return Outcome::Done;
+        };
+        if slot.deaf {
+            return Outcome::Done;
+        }
+        if slot.state != State::Ready {
+            let refusal = slot.refusal;
+            self.answer(index, refusal);
+            return Outcome::Done;
+        }
+        if packet.psn != slot.expected {
+            if before(packet.psn, slot.expected) {
+                if slot.answer.is_none() {
+                    self.answer(index, Opcode::Ack);
+                }
+            } else if !slot.gap {
+                slot.gap = true;
+                self.answer(index, Opcode::SequenceError);
+            }
+            return Outcome::Done;
+        }
+        slot.gap = false;
+        match self.run(index, packet, *bytes) {
+            Verdict::Moved(moved) => {
+                *bytes = bytes.wrapping_sub(moved);
+                self.counts.bytes = self.counts.bytes.wrapping_add(u64::from(moved));
+                self.advance(index, packet, moved)
+            }
+            Verdict::NotReady => {
+                if let Some(slot) = self.table.slot(index) {
+                    slot.gap = true;
+                }
+                self.answer(index, Opcode::ReceiverNotReady);
+                Outcome::Done
+            }
+            Verdict::Refused(refusal) => {
+                self.refuse(index, refusal);
+                Outcome::Done
+            }
+            Verdict::Spoilt(refusal, status) => {
+                self.finish_receive(index, |id| Completion::Failed { id, status });
+                self.refuse(index, refusal);
+                Outcome::Done
+            }
+        }
+    }
+
+    /// Checks the next slice of a packet and moves it.
+    fn run(&mut self, index: u32, packet: &Packet, most: u32) -> Verdict {
+        let invalid = Verdict::Refused(Opcode::RefusedRequest);
+        let Some(mut held) = self.table.held(index) else {
+            return invalid;
+        };
+        let slot = held.slot;
+        let Some(pair) = &slot.pair else {
+            return invalid;
+        };
+        let asker = pair.asker();
+        let serves_reads = pair.responder_resources != 0;
+        let done = slot.done;
+        let Some(left) = packet.length().checked_sub(done) else {
+            return invalid;
+        };
+        let first = packet.flags.contains(Flags::FIRST);
+        let fits = if packet.flags.contains(Flags::LAST) {
+            packet.length() == packet.remaining
+        } else {
+            packet.length() < packet.remaining && packet.length() != 0
+        };
+        let incoming = match slot.incoming {
+            Some(incoming) if !first || done != 0 => incoming,
+            None if first => Incoming {
+                length: packet.remaining,
+                done: 0,
+            },
+            _ => return invalid,
+        };
+        // The whole rest of the message is checked each time, so that nothing of a bad one is written.
+        let rest = packet.remaining.wrapping_sub(done);
+        if !fits || incoming.length.wrapping_sub(incoming.done) != rest {
+            return invalid;
+        }
+        let receive = (slot.recv_head != slot.recv_tail)
+            .then(|| held.receives.at(slot.recv_head).copied())
+            .flatten();
+        let now = left.min(most);
+        let mut spans = Pair(packet.spans.0, packet.spans.1);
+        spans.skip(done);
+        let address = packet.address.wrapping_add(u64::from(done));
+        let key = RKey(packet.rkey);
+        let moved = match packet.opcode {
+            Opcode::Send => {
+                let Some(receive) = receive else {
+                    return Verdict::NotReady;
+                };
+                if incoming.length > receive.buffer.length {
+                    return Verdict::Spoilt(Opcode::RefusedRequest, Status::LocalLength);
+                }
+                if rest == 0 {
+                    0
+                } else {
+                    let region_lkey = self.profile.capabilities.region_lkey;
+                    let Some(mut sink) = self.keys.local(asker, receive.buffer, true, region_lkey)
+                    else {
+                        return Verdict::Spoilt(Opcode::RefusedOperation, Status::LocalProtection);
+                    };
+                    sink.skip(incoming.done);
+                    self.copier.run(&mut sink, &mut spans, now)
+                }
+            }
+            Opcode::Write => {
+                if packet.flags.contains(Flags::IMMEDIATE) && receive.is_none() {
+                    return Verdict::NotReady;
+                }
+                if rest == 0 {
+                    0
+                } else {
+                    let right = Rights::REMOTE_WRITE;
+                    let Some(mut sink) = self.keys.remote(asker, key, address, rest, right) else {
+                        return Verdict::Refused(Opcode::RefusedAccess);
+                    };
+                    self.copier.run(&mut sink, &mut spans, now)
+                }
+            }
+            Opcode::Read if !serves_reads => return invalid,
+            Opcode::Read => {
+                if rest == 0 {
+                    0
+                } else {
+                    let right = Rights::REMOTE_READ;
+                    let Some(mut from) = self.keys.remote(asker, key, address, rest, right) else {
+                        return Verdict::Refused(Opcode::RefusedAccess);
+                    };
+                    self.copier.run(&mut spans, &mut from, now)
+                }
+            }
+            _ => return invalid,
+        };
+        if moved != now {
+            return Verdict::Refused(Opcode::RefusedOperation);
+        }
+        slot.incoming = Some(Incoming {
+            done: incoming.done.wrapping_add(moved),
+            ..incoming
+        });
+        Verdict::Moved(moved)
+    }
+
+    /// After a slice: the packet may be done, and with it the message.
+    fn advance(&mut self, index: u32, packet: &Packet, moved: u32) -> Outcome {
+        let Some(slot) = self.table.slot(index) else {
+            return Outcome::Done;
+        };
+        slot.done = slot.done.wrapping_add(moved);
+        if slot.done < packet.length() {
+            return Outcome::Again;
+        }
+        slot.done = 0;
+        if packet.flags.contains(Flags::LAST) {
+            let length = slot.incoming.take().map_or(0, |incoming| incoming.length);
+            let asker = slot.pair.as_ref().map(crate::QueuePair::asker);
+            let mark = |flag| packet.flags.contains(flag).then_some(packet.extra);
+            let invalidated = mark(Flags::INVALIDATE).map(RKey);
+            let imm = mark(Flags::IMMEDIATE);
+            if let (Some(asker), Some(key)) = (asker, invalidated)
+                && !self.keys.kill(asker, key)
+            {
+                let status = Status::RemoteInvalidate;
+                self.finish_receive(index, |id| Completion::Failed { id, status });
+                self.refuse(index, Opcode::RefusedOperation);
+                return Outcome::Done;
+            }
+            if packet.opcode == Opcode::Send || imm.is_some() {
+                self.finish_receive(index, |id| Completion::Received {
+                    id,
+                    length,
+                    imm,
+                    invalidated,
+                });
+            }
+        }
+        if let Some(slot) = self.table.slot(index) {
+            slot.expected = slot.expected.wrapping_add(1);
+        }
+        self.answer(index, Opcode::Ack);
+        Outcome::Done
+    }
+
+    /// Completes the oldest receive.
+    fn finish_receive(&mut self, index: u32, completion: impl FnOnce(WrId) -> Completion) {
+        let Some(mut held) = self.table.held(index) else {
+            return;
+        };
+        let slot = held.slot;
+        if slot.recv_head == slot.recv_tail {
+            return;
+        }
+        let Some(entry) = held.receives.at(slot.recv_head) else {
+            return;
+        };
+        slot.recv_head = slot.recv_head.wrapping_add(1);
+        self.completions.push(CompletionEntry {
+            completion: completion(entry.id),
+            queue_pair: index,
+            generation: slot.generation,
+            side: Side::Receive,
+            frees: slot.recv_head,
+        });
+    }
+
+    /// Every posted receive completes as flushed.
+    pub(crate) fn flush_receives(&mut self, index: u32) {
+        while let Some(slot) = self.table.slot(index)
+            && slot.recv_head != slot.recv_tail
+        {
+            let status = Status::Flushed;
+            self.finish_receive(index, |id| Completion::Failed { id, status });
+        }
+    }
+
+    /// Turns the peer's request away for good: this queue pair is in error.
+    fn refuse(&mut self, index: u32, refusal: Opcode) {
+        self.counts.refused = self.counts.refused.wrapping_add(1);
+        if let Some(slot) = self.table.slot(index) {
+            slot.refusal = refusal;
+        }
+        self.answer(index, refusal);
+        self.enter_error(index, Status::Flushed, false);
+    }
+
+    /// Says so at the next occasion. What the peer must know for good is not overwritten.
+    fn answer(&mut self, index: u32, opcode: Opcode) {
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        if slot.answer.and_then(Opcode::verdict).is_none() {
+            slot.answer = Some(opcode);
+        }
+        self.table.list(index);
+    }
+}

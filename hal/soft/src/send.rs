@@ -1,0 +1,777 @@
+//! The initiator: chains of work requests become packets, answers become completions.
+
+use o2poll_dataplane::nic::{Completion, Rejected, SendWr, Sge, Status, WrId};
+
+use crate::Soft;
+use crate::bytes::{Pieces, Span};
+use crate::completion::{CompletionEntry, CompletionQueue, Side};
+use crate::keys::{Asker, Keys, NotStaged, Order};
+use crate::packet::{Flags, Opcode, Packet, before};
+use crate::profile::Profile;
+use crate::queue_pair::{Cursor, Held, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work};
+use crate::wire::Wire;
+use crate::{Counts, Faults};
+
+/// Why a queue pair stopped sending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    /// Nothing to send, or something must happen first that will ask for a turn.
+    Idle,
+    /// The wire is full.
+    Full,
+    /// The request at `sent` fails, and everything before it is done.
+    Failed(Status),
+}
+
+impl<W: Wire> Soft<'_, W> {
+    /// Adds a request to the open chain, or latches that it cannot be.
+    pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        let Some(held) = self.table.held(index) else {
+            return;
+        };
+        if held.slot.latched {
+            return;
+        }
+        let position = held.slot.open;
+        if write_entry(held, &mut self.keys, &self.profile, id, signalled, wr).is_none() {
+            if let Some(slot) = self.table.slot(index) {
+                slot.latched = true;
+            }
+        } else if let Some(slot) = self.table.slot(index) {
+            slot.open = position.wrapping_add(1);
+        }
+    }
+
+    /// Takes the open chain, all or its first part, and starts on it.
+    pub(crate) fn ring(&mut self, index: u32) -> Result<(), Rejected> {
+        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
+        let Some(held) = self.table.held(index) else {
+            return Err(Rejected { accepted: 0 });
+        };
+        let Held {
+            slot, mut sends, ..
+        } = held;
+        let length = slot.open.wrapping_sub(slot.tail);
+        let mut accepted = length;
+        if let Some(most) = self.faults.accept.take()
+            && most < length
+        {
+            accepted = most;
+            slot.latched = true;
+        }
+        let end = slot.tail.wrapping_add(accepted);
+        for extra in 0..length.wrapping_sub(accepted) {
+            if let Some(entry) = sends.at(end.wrapping_add(extra)) {
+                drop_staged(entry, &mut self.keys);
+            }
+        }
+        slot.tail = end;
+        slot.open = end;
+        let whole = !core::mem::replace(&mut slot.latched, false);
+        self.counts.work_requests = self.counts.work_requests.wrapping_add(u64::from(accepted));
+        self.serve(index);
+        if whole {
+            Ok(())
+        } else {
+            Err(Rejected { accepted })
+        }
+    }
+
+    /// One turn of a queue pair: answers first, then its own requests. Asks for another turn if the wire
+    /// was full.
+    pub(crate) fn serve(&mut self, index: u32) {
+        let again = !self.send_answer(index);
+        let again = match self.table.slot(index).map(|slot| slot.state) {
+            Some(State::Ready) => match self.transmit(index) {
+                Pause::Idle => again,
+                Pause::Full => true,
+                Pause::Failed(status) => {
+                    self.enter_error(index, status, false);
+                    again
+                }
+            },
+            Some(State::Closing) => !self.send_close(index) || again,
+            Some(State::Error) => {
+                self.flush_sends(index);
+                again
+            }
+            None => false,
+        };
+        if again {
+            self.table.list(index);
+        }
+    }
+
+    /// Answers that belong to no queue pair, as far as there is room.
+    pub(crate) fn answer_strangers(&mut self) {
+        while let Some((port, theirs, ours, closing)) = self.strangers.front().copied() {
+            let opcode = if closing {
+                Opcode::Closed
+            } else {
+                Opcode::Gone
+            };
+            let packet = Packet::bare(opcode, theirs, ours, 0);
+            if !put(
+                &mut self.wire,
+                &mut self.faults,
+                &mut self.counts,
+                port,
+                &packet,
+            ) {
+                return;
+            }
+            self.strangers.pop_front();
+        }
+    }
+
+    /// Timers of one queue pair.
+    pub(crate) fn tick(&mut self, index: u32) {
+        let (now, timeout) = (self.polls, self.profile.ack_timeout);
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        if slot.resume != 0 && slot.resume <= now {
+            slot.resume = 0;
+            self.table.list(index);
+            return;
+        }
+        if slot.deadline > now {
+            return;
+        }
+        if slot.state == State::Ready && !slot.in_flight() {
+            slot.deadline = NEVER;
+            return;
+        }
+        let left = slot.retries.checked_sub(1);
+        slot.retries = left.unwrap_or(0);
+        slot.deadline = now.wrapping_add(u64::from(timeout));
+        match (slot.state, left) {
+            (State::Ready, Some(_)) => {
+                slot.rewind();
+                self.counts.retries = self.counts.retries.wrapping_add(1);
+                self.table.list(index);
+            }
+            (State::Ready, None) => self.enter_error(index, Status::RetryExceeded, false),
+            (State::Closing, Some(_)) => {
+                slot.close_due = true;
+                self.table.list(index);
+            }
+            // The peer was silent for all retries: it is not there any more.
+            (State::Closing, None) => self.flush_sends(index),
+            (State::Error, _) => slot.deadline = NEVER,
+        }
+    }
+
+    /// Everything before `psn` is done.
+    pub(crate) fn on_ack(&mut self, index: u32, psn: u32) {
+        let now = self.polls;
+        let timeout = u64::from(self.profile.ack_timeout);
+        let Some(held) = self.table.held(index) else {
+            return;
+        };
+        let Held {
+            slot, mut sends, ..
+        } = held;
+        // Old news, or a number that we never sent.
+        if !before(slot.acked, psn) || before(slot.top, psn) {
+            return;
+        }
+        slot.acked = psn;
+        if let Some(pair) = &slot.pair {
+            slot.rnr_retries = pair.rnr_retry;
+            if slot.state == State::Ready {
+                slot.retries = pair.retry_count;
+            }
+        }
+        slot.deadline = if slot.in_flight() {
+            now.wrapping_add(timeout)
+        } else {
+            NEVER
+        };
+        complete(index, slot, &mut sends, &mut self.completions);
+        if slot.state == State::Closing && !slot.in_flight() {
+            self.flush_sends(index);
+        } else {
+            // An INVALIDATE may have waited for this.
+            self.table.list(index);
+        }
+    }
+
+    /// The peer had no receive for `psn`.
+    pub(crate) fn on_not_ready(&mut self, index: u32, psn: u32) {
+        self.on_ack(index, psn);
+        let (now, wait) = (self.polls, u64::from(self.profile.rnr_timer).max(1));
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        if slot.state != State::Ready || slot.acked != psn || !slot.in_flight() {
+            return;
+        }
+        // A second copy of the same answer.
+        if slot.resume != 0 {
+            return;
+        }
+        let forever = slot.pair.as_ref().is_some_and(|pair| pair.rnr_retry == 7);
+        match slot.rnr_retries.checked_sub(1) {
+            _ if forever => {}
+            Some(left) => slot.rnr_retries = left,
+            None => {
+                self.enter_error(index, Status::ReceiverNotReady, false);
+                return;
+            }
+        }
+        slot.rewind();
+        slot.resume = now.wrapping_add(wait);
+        slot.deadline = slot
+            .resume
+            .wrapping_add(u64::from(self.profile.ack_timeout));
+        self.counts.retries = self.counts.retries.wrapping_add(1);
+    }
+
+    /// The peer has seen a gap from `psn` on.
+    pub(crate) fn on_sequence_error(&mut self, index: u32, psn: u32) {
+        self.on_ack(index, psn);
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        if slot.state == State::Ready && slot.acked == psn && slot.in_flight() {
+            slot.rewind();
+            self.counts.retries = self.counts.retries.wrapping_add(1);
+            self.table.list(index);
+        }
+    }
+
+    /// The peer refuses `psn` and is in error.
+    pub(crate) fn on_refused(&mut self, index: u32, psn: u32, verdict: Status) {
+        self.on_ack(index, psn);
+        self.on_gone(index, verdict);
+    }
+
+    /// The peer is in error, or not there. Whatever is on the wire will never be done.
+    pub(crate) fn on_gone(&mut self, index: u32, verdict: Status) {
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        match slot.state {
+            State::Ready if slot.in_flight() => self.enter_error(index, verdict, true),
+            State::Closing => self.flush_sends(index),
+            State::Ready | State::Error => {}
+        }
+    }
+
+    /// Puts a queue pair in error. `cause` is the status of its oldest request; `quiet` says that the peer
+    /// touches nothing of ours any more.
+    pub(crate) fn enter_error(&mut self, index: u32, cause: Status, quiet: bool) {
+        let deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        if slot.state != State::Ready {
+            return;
+        }
+        slot.cause = cause;
+        slot.state = State::Closing;
+        slot.done = 0;
+        slot.incoming = None;
+        let wait = slot.in_flight() && !quiet;
+        if wait {
+            slot.close_due = true;
+            slot.retries = slot.pair.as_ref().map_or(0, |pair| pair.retry_count);
+            slot.deadline = deadline;
+            self.table.list(index);
+        }
+        self.flush_receives(index);
+        if !wait {
+            self.flush_sends(index);
+        }
+    }
+
+    /// Forgets the registrations that a queue pair had staged.
+    pub(crate) fn release_staged(&mut self, index: u32) {
+        let Some(mut held) = self.table.held(index) else {
+            return;
+        };
+        let waiting = held.slot.open.wrapping_sub(held.slot.completed);
+        for step in 0..waiting {
+            let position = held.slot.completed.wrapping_add(step);
+            if let Some(entry) = held.sends.at(position) {
+                drop_staged(entry, &mut self.keys);
+            }
+        }
+    }
+
+    /// Every request rung for completes, the oldest with the cause. The peer has let go.
+    fn flush_sends(&mut self, index: u32) {
+        let Some(held) = self.table.held(index) else {
+            return;
+        };
+        let Held {
+            slot, mut sends, ..
+        } = held;
+        slot.state = State::Error;
+        slot.close_due = false;
+        slot.deadline = NEVER;
+        slot.resume = 0;
+        complete(index, slot, &mut sends, &mut self.completions);
+        while slot.completed != slot.tail {
+            let status = core::mem::replace(&mut slot.cause, Status::Flushed);
+            let Some(entry) = sends.at(slot.completed) else {
+                return;
+            };
+            drop_staged(entry, &mut self.keys);
+            let id = entry.id;
+            slot.completed = slot.completed.wrapping_add(1);
+            self.completions.push(CompletionEntry {
+                completion: Completion::Failed { id, status },
+                queue_pair: index,
+                generation: slot.generation,
+                side: Side::Send,
+                frees: slot.completed,
+            });
+        }
+        slot.sent = slot.completed;
+        slot.cause = Status::Flushed;
+    }
+
+    /// Sends what is due to the peer's requests; false when there was no room.
+    fn send_answer(&mut self, index: u32) -> bool {
+        let Some(slot) = self.table.slot(index) else {
+            return true;
+        };
+        let (Some(opcode), Some(pair)) = (slot.answer, &slot.pair) else {
+            return true;
+        };
+        let (port, number) = (pair.path.port, pair.path.number);
+        let packet = Packet::bare(opcode, number, pair.number, slot.expected);
+        let sent = put(
+            &mut self.wire,
+            &mut self.faults,
+            &mut self.counts,
+            port,
+            &packet,
+        );
+        if sent {
+            slot.answer = None;
+        }
+        sent
+    }
+
+    /// Asks the peer to let go; false when there was no room.
+    fn send_close(&mut self, index: u32) -> bool {
+        let Some(slot) = self.table.slot(index) else {
+            return true;
+        };
+        let (true, Some(pair)) = (slot.close_due, &slot.pair) else {
+            return true;
+        };
+        let (port, number) = (pair.path.port, pair.path.number);
+        let packet = Packet::bare(Opcode::Close, number, pair.number, slot.psn);
+        let sent = put(
+            &mut self.wire,
+            &mut self.faults,
+            &mut self.counts,
+            port,
+            &packet,
+        );
+        slot.close_due = !sent;
+        sent
+    }
+
+    /// Runs requests in order until one has to wait.
+    fn transmit(&mut self, index: u32) -> Pause {
+        let Some(held) = self.table.held(index) else {
+            return Pause::Idle;
+        };
+        let Held {
+            slot, mut sends, ..
+        } = held;
+        let Some(pair) = &slot.pair else {
+            return Pause::Idle;
+        };
+        let (asker, path) = (pair.asker(), pair.path);
+        while slot.sent != slot.tail && slot.resume == 0 {
+            let position = slot.sent;
+            let Some(entry) = sends.at(position) else {
+                return Pause::Idle;
+            };
+            if !entry.ran && !slot.cursor.begun && entry.failure.is_none() {
+                entry.failure = self.faults.next_failure();
+            }
+            if let Some(status) = entry.failure {
+                // What was asked before it is still served.
+                return if slot.completed == position {
+                    Pause::Failed(status)
+                } else {
+                    Pause::Idle
+                };
+            }
+            if entry.is_local() {
+                if !entry.ran {
+                    let invalidate = matches!(entry.work, Work::Invalidate(_));
+                    if invalidate && slot.completed != position {
+                        return Pause::Idle;
+                    }
+                    match run_local(entry, &mut self.keys, asker, &self.profile) {
+                        Ok(()) => entry.ran = true,
+                        Err(status) => {
+                            entry.failure = Some(status);
+                            continue;
+                        }
+                    }
+                }
+                slot.sent = position.wrapping_add(1);
+                complete(index, slot, &mut sends, &mut self.completions);
+                continue;
+            }
+            let entry = *entry;
+            let made = make_packet(
+                &entry,
+                position,
+                slot.cursor,
+                &sends,
+                &self.keys,
+                asker,
+                &self.profile,
+            );
+            let (mut packet, cursor, last) = match made {
+                Ok(made) => made,
+                Err(status) => {
+                    if let Some(entry) = sends.at(position) {
+                        entry.failure = Some(status);
+                    }
+                    continue;
+                }
+            };
+            packet.destination = path.number;
+            packet.source = asker.number;
+            packet.psn = slot.psn;
+            // Going back may have gone back too far.
+            let needed = !before(slot.psn, slot.acked);
+            if needed
+                && !put(
+                    &mut self.wire,
+                    &mut self.faults,
+                    &mut self.counts,
+                    path.port,
+                    &packet,
+                )
+            {
+                return Pause::Full;
+            }
+            if needed && slot.deadline == NEVER {
+                slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+            }
+            slot.psn = slot.psn.wrapping_add(1);
+            if before(slot.top, slot.psn) {
+                slot.top = slot.psn;
+            }
+            slot.cursor = cursor;
+            if last {
+                if let Some(entry) = sends.at(position) {
+                    entry.ran = true;
+                    entry.end = slot.psn;
+                }
+                slot.sent = position.wrapping_add(1);
+                slot.cursor = Cursor::default();
+            }
+        }
+        Pause::Idle
+    }
+}
+
+impl Faults {
+    fn next_failure(&mut self) -> Option<Status> {
+        let (left, status) = self.fail?;
+        match left.checked_sub(1) {
+            Some(left) => {
+                self.fail = Some((left, status));
+                None
+            }
+            None => {
+                self.fail = None;
+                Some(status)
+            }
+        }
+    }
+}
+
+/// Gives a packet to the wire; false when there was no room.
+fn put<W: Wire>(
+    wire: &mut W,
+    faults: &mut Faults,
+    counts: &mut Counts,
+    port: u16,
+    packet: &Packet,
+) -> bool {
+    if let Some(left) = &mut faults.cut {
+        match left.checked_sub(1) {
+            Some(less) => *left = less,
+            None => return true,
+        }
+    }
+    let sent = wire.send(port, packet);
+    counts.packets = counts.packets.wrapping_add(u64::from(sent));
+    sent
+}
+
+/// Completes what is done at the front of the send queue.
+fn complete(
+    index: u32,
+    slot: &mut QueuePairSlot,
+    sends: &mut SendRing<'_>,
+    completions: &mut CompletionQueue<'_>,
+) {
+    while slot.completed != slot.tail {
+        let Some(entry) = sends.at(slot.completed) else {
+            return;
+        };
+        if !entry.ran {
+            return;
+        }
+        if !entry.is_local() {
+            if before(slot.acked, entry.end) {
+                return;
+            }
+            slot.base = entry.end;
+        }
+        let behind = slot.sent == slot.completed;
+        slot.completed = slot.completed.wrapping_add(1);
+        if behind {
+            // It was acknowledged after all, while it was being sent again.
+            slot.rewind();
+        }
+        if entry.signalled {
+            completions.push(CompletionEntry {
+                completion: Completion::Done { id: entry.id },
+                queue_pair: index,
+                generation: slot.generation,
+                side: Side::Send,
+                frees: slot.completed,
+            });
+        }
+    }
+}
+
+/// Writes a request into the slot at `open`; `None` if it cannot be posted.
+fn write_entry(
+    held: Held<'_>,
+    keys: &mut Keys<'_>,
+    profile: &Profile,
+    id: WrId,
+    signalled: bool,
+    wr: SendWr<'_>,
+) -> Option<()> {
+    let Held {
+        slot, mut sends, ..
+    } = held;
+    let capabilities = &profile.capabilities;
+    let pair = slot.pair.as_ref()?;
+    let position = slot.open;
+    if position.wrapping_sub(slot.freed) >= pair.send_depth {
+        return None;
+    }
+    let blank = SendEntry {
+        id,
+        signalled,
+        ..SendEntry::default()
+    };
+    let (entry, list): (SendEntry, &[Sge]) = match &wr {
+        SendWr::Send {
+            message,
+            invalidate,
+        } => {
+            if invalidate.is_some() && !capabilities.remote_invalidate {
+                return None;
+            }
+            let entry = SendEntry {
+                work: Work::Send,
+                invalidate: *invalidate,
+                ..blank
+            };
+            (entry, core::slice::from_ref(message))
+        }
+        SendWr::Write { local, remote, imm } => {
+            let entry = SendEntry {
+                work: Work::Write,
+                remote: *remote,
+                immediate: *imm,
+                ..blank
+            };
+            (entry, local)
+        }
+        SendWr::Read { local, remote } => {
+            let entry = SendEntry {
+                work: Work::Read,
+                remote: *remote,
+                ..blank
+            };
+            (entry, local)
+        }
+        SendWr::Register {
+            region,
+            key,
+            rights,
+            base,
+            length,
+            layout,
+        } => {
+            let order = Order {
+                region: *region,
+                key: *key,
+                rights: *rights,
+                base: *base,
+                length: *length,
+                layout: *layout,
+            };
+            let failure = match keys.stage(pair.asker(), &order, capabilities) {
+                Ok(()) => None,
+                Err(NotStaged::Fail(status)) => Some(status),
+                Err(NotStaged::Reject) => return None,
+            };
+            let entry = SendEntry {
+                work: Work::Register(*region, *key),
+                staged: failure.is_none(),
+                failure,
+                ..blank
+            };
+            (entry, &[])
+        }
+        SendWr::Invalidate { key } => {
+            let entry = SendEntry {
+                work: Work::Invalidate(*key),
+                ..blank
+            };
+            (entry, &[])
+        }
+    };
+    if list.len() > capabilities.max_sge as usize {
+        return None;
+    }
+    *sends.at(position)? = entry;
+    if !sends.store(position, list) {
+        return None;
+    }
+    let length = list.iter().fold(0_u64, |sum, piece| {
+        sum.wrapping_add(u64::from(piece.length))
+    });
+    let entry = sends.at(position)?;
+    match u32::try_from(length) {
+        Ok(length) if length <= MOST_BYTES => entry.length = length,
+        _ => entry.failure = Some(Status::LocalLength),
+    }
+    Some(())
+}
+
+/// A registration that will not run gives its staged list back.
+fn drop_staged(entry: &mut SendEntry, keys: &mut Keys<'_>) {
+    if let Work::Register(region, key) = entry.work
+        && core::mem::replace(&mut entry.staged, false)
+    {
+        keys.unstage(region, key);
+    }
+}
+
+/// Runs a request that needs no peer.
+fn run_local(
+    entry: &mut SendEntry,
+    keys: &mut Keys<'_>,
+    asker: Asker,
+    profile: &Profile,
+) -> Result<(), Status> {
+    match entry.work {
+        Work::Register(region, key) => {
+            entry.staged = false;
+            keys.activate(region, key, profile.capabilities.checks_reuse)
+        }
+        Work::Invalidate(key) if keys.kill(asker, key) => Ok(()),
+        _ => Err(Status::LocalOperation),
+    }
+}
+
+/// The next packet of a request, where the cursor stands after it, and whether it is the last.
+fn make_packet(
+    entry: &SendEntry,
+    position: u32,
+    cursor: Cursor,
+    sends: &SendRing<'_>,
+    keys: &Keys<'_>,
+    asker: Asker,
+    profile: &Profile,
+) -> Result<(Packet, Cursor, bool), Status> {
+    let region_lkey = profile.capabilities.region_lkey;
+    let writes = entry.work == Work::Read;
+    let find = |piece: Sge| keys.local(asker, piece, writes, region_lkey);
+    if !cursor.begun && entry.pieces > 1 {
+        // All of it is checked before any of it is sent.
+        for number in 0..entry.pieces {
+            let piece = sends
+                .piece(position, entry, number)
+                .ok_or(Status::LocalLength)?;
+            if piece.length != 0 {
+                find(piece).ok_or(Status::LocalProtection)?;
+            }
+        }
+    }
+    let mut at = Cursor {
+        begun: true,
+        ..cursor
+    };
+    let mut first = Span::EMPTY;
+    let mut second = Span::EMPTY;
+    while second.length() == 0
+        && let Some(piece) = sends.piece(position, entry, at.piece)
+    {
+        let left = piece.length.wrapping_sub(at.offset);
+        if left == 0 {
+            at.piece = at.piece.wrapping_add(1);
+            at.offset = 0;
+            continue;
+        }
+        let rest = Sge {
+            address: piece.address.wrapping_add(u64::from(at.offset)),
+            length: left,
+            lkey: piece.lkey,
+        };
+        let span = find(rest)
+            .and_then(|mut walk| walk.next(left))
+            .ok_or(Status::LocalProtection)?;
+        at.offset = at.offset.wrapping_add(span.length());
+        at.bytes = at.bytes.wrapping_add(span.length());
+        if first.length() == 0 {
+            first = span;
+        } else {
+            second = span;
+        }
+    }
+    let last = at.bytes >= entry.length;
+    let mut flags = Flags::empty();
+    flags.set(Flags::FIRST, !cursor.begun);
+    flags.set(Flags::LAST, last);
+    let mut extra = 0;
+    if let Some(immediate) = entry.immediate {
+        flags.set(Flags::IMMEDIATE, last);
+        extra = immediate;
+    }
+    if let Some(key) = entry.invalidate {
+        flags.set(Flags::INVALIDATE, last);
+        extra = key.0;
+    }
+    let opcode = match entry.work {
+        Work::Write => Opcode::Write,
+        Work::Read => Opcode::Read,
+        _ => Opcode::Send,
+    };
+    let packet = Packet {
+        flags,
+        remaining: entry.length.wrapping_sub(cursor.bytes),
+        address: entry.remote.address.wrapping_add(u64::from(cursor.bytes)),
+        rkey: entry.remote.rkey.0,
+        extra,
+        spans: (first, second),
+        ..Packet::bare(opcode, 0, 0, 0)
+    };
+    Ok((packet, at, last))
+}
+
+/// Longest message (`max_msg_sz` of every card).
+const MOST_BYTES: u32 = 1 << 31;

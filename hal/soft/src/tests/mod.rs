@@ -1,0 +1,5 @@
+//! Tests of the whole device.
+#![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+
+mod pair;
+mod smoke;
