@@ -135,6 +135,132 @@ fn a_captured_ping_is_answered_with_an_info_like_ours() {
 }
 
 #[test]
+fn captured_bulk_transfers_hang_together_by_their_cookies() {
+    let (mut puts, mut gets) = (0, 0);
+    for (name, packets) in captures() {
+        let mut asked: Option<(u64, u32)> = None;
+        let mut granted = None;
+        for bytes in packets.iter().filter_map(Packet::message) {
+            match Message::decode(bytes).unwrap().0.body {
+                Body::PutReq { header, cookie } => {
+                    let lnet::Body::Put { portal, ack, .. } = header.body else {
+                        panic!("{header:?}")
+                    };
+                    assert_eq!((portal, ack), (BULK, lnet::WireHandle::NONE));
+                    asked = Some((cookie, header.payload_length));
+                }
+                Body::PutAck {
+                    source_cookie,
+                    sink_cookie,
+                    sink,
+                } => {
+                    let (cookie, length) = asked.take().unwrap();
+                    assert_eq!(cookie, source_cookie);
+                    assert_eq!(sink.length(), u64::from(length));
+                    granted = Some((sink_cookie, length));
+                }
+                Body::PutDone(done) => {
+                    let (cookie, length) = granted.take().unwrap();
+                    assert_eq!((done.cookie, done.status.cast_unsigned()), (cookie, length));
+                    puts += 1;
+                }
+                Body::GetReq {
+                    header,
+                    cookie,
+                    sink,
+                } => {
+                    let lnet::Body::Get {
+                        portal,
+                        offset,
+                        sink_length,
+                        ..
+                    } = header.body
+                    else {
+                        panic!("{header:?}")
+                    };
+                    assert_eq!((portal, offset), (BULK, 0));
+                    assert_eq!(sink.length(), u64::from(sink_length));
+                    asked = Some((cookie, sink_length));
+                }
+                Body::GetDone(done) => {
+                    let (cookie, length) = asked.take().unwrap();
+                    assert_eq!(
+                        (done.cookie, done.status.cast_unsigned()),
+                        (cookie, length),
+                        "{name}"
+                    );
+                    gets += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((puts, gets), (2, 5));
+}
+
+#[test]
+fn captured_selftest_requests_go_to_their_portals() {
+    let mut portals = BTreeMap::new();
+    for (_, packets) in captures() {
+        for bytes in packets.iter().filter_map(Packet::message) {
+            let Body::Immediate { header, payload } = Message::decode(bytes).unwrap().0.body else {
+                continue;
+            };
+            assert_eq!(header.destination_pid, Pid::LUSTRE);
+            assert_eq!(header.source_pid, Pid::LUSTRE);
+            if let lnet::Body::Put {
+                portal,
+                hdr_data: 0,
+                offset: 0,
+                ack: lnet::WireHandle::NONE,
+                ..
+            } = header.body
+            {
+                assert_eq!(payload.len(), 160);
+                *portals.entry(portal).or_insert(0) += 1;
+            }
+        }
+    }
+    assert_eq!(portals.keys().copied().collect::<Vec<_>>(), [50, 51, BULK]);
+}
+
+#[test]
+fn a_captured_push_is_acknowledged_with_its_handle_and_length() {
+    let mut pushed = HashMap::new();
+    let mut acknowledged = 0;
+    for bytes in capture("d-lst-session-discovery.pcap")
+        .iter()
+        .filter_map(Packet::message)
+    {
+        let Body::Immediate { header, payload } = Message::decode(bytes).unwrap().0.body else {
+            continue;
+        };
+        match header.body {
+            lnet::Body::Put {
+                ack,
+                match_bits: ping::MATCH_BITS,
+                portal: ping::PORTAL,
+                ..
+            } => {
+                PingInfo::decode(payload).unwrap();
+                pushed.insert(ack.0, header.payload_length);
+            }
+            lnet::Body::Ack {
+                handle,
+                match_bits,
+                length,
+            } => {
+                assert_eq!(match_bits, ping::MATCH_BITS);
+                assert_eq!(pushed.remove(&handle.0), Some(length));
+                acknowledged += 1;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!((acknowledged, pushed.len()), (2, 0));
+}
+
+#[test]
 fn descriptors_can_be_read_later_from_the_kept_message() {
     let mut seen = 0;
     for (name, packets) in captures() {
@@ -255,6 +381,9 @@ fn management(mad: &[u8]) -> Option<Packet> {
 fn be24(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
 }
+
+/// lnet_selftest's portal for bulk and replies.
+const BULK: u32 = 52;
 
 const SEND_FIRST: u8 = 0x00;
 const SEND_MIDDLE: u8 = 0x01;
