@@ -8,6 +8,7 @@ pub mod counters;
 pub mod endpoint;
 pub mod memory;
 pub mod nic;
+pub mod peer;
 pub mod pool;
 pub mod ring;
 pub mod time;

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;
 
+use o2poll_dataplane::peer::{
+    Answer, Local, Next, Remembered, accepted, answer, rejected, request,
+};
 use o2poll_dataplane::wire::ping::{Features, PingInfo, Status};
 use o2poll_dataplane::wire::{
     Body, ByteOrder, Checksum, ConnParams, Message, Nid, Pid, RejectRecord, Why, lnet, ping,
@@ -70,6 +73,108 @@ fn captured_reject_records_name_the_depth_that_would_do() {
         }
     }
     assert_eq!(seen, 2);
+}
+
+/// A kernel's requests get from us what another kernel answered, to the byte.
+#[test]
+fn captured_requests_are_answered_as_a_kernel_answers_them() {
+    let (mut acks, mut rejects) = (0, 0);
+    for (name, packets) in captures() {
+        let mut known = HashMap::new();
+        let mut request: Option<&[u8]> = None;
+        for packet in &packets {
+            let mut answered = |request: &[u8], stamp: u64, local: Nid| {
+                let local = Local {
+                    nid: local,
+                    stamp,
+                    queue_depth: 8,
+                    max_frags: 257,
+                    high_water: 0,
+                    require_privileged_port: false,
+                    ready: true,
+                };
+                answer(request, None, &local, |nid| {
+                    Some(known.entry(nid).or_insert_with(Remembered::new))
+                })
+            };
+            match packet {
+                Packet::Private(bytes) => {
+                    let (message, encoding) = Message::decode(bytes).unwrap();
+                    if let Body::ConnReq(_) = message.body {
+                        request = Some(bytes);
+                        continue;
+                    }
+                    let there = message.envelope;
+                    let Answer::Accept { terms, reply } =
+                        answered(request.unwrap(), there.source_stamp, there.source)
+                    else {
+                        panic!("{name}: {message:?}")
+                    };
+                    assert_eq!(encoding.checksum, Checksum::None);
+                    assert_eq!(reply[..], bytes[..56], "{name}");
+                    assert_eq!(terms.peer_stamp, there.destination_stamp);
+                    acks += 1;
+                }
+                Packet::Reject(_, data) => {
+                    let (theirs, _) = RejectRecord::decode(data).unwrap();
+                    let asked = Message::decode(request.unwrap()).unwrap().0.envelope;
+                    let Answer::Reject { record, .. } =
+                        answered(request.unwrap(), theirs.incarnation, asked.destination)
+                    else {
+                        panic!("{name}: {theirs:?}")
+                    };
+                    assert_eq!(record[..], data[..24], "{name}");
+                    rejects += 1;
+                }
+                Packet::Send(_) => {}
+            }
+        }
+    }
+    assert_eq!((acks, rejects), (3, 2));
+}
+
+/// Refused at depth 32, we dial again with what a kernel dials again with, to the byte.
+#[test]
+fn a_captured_refusal_leads_to_the_request_a_kernel_made_next() {
+    let packets = capture("m-asym-connect-cksum-keepalive.pcap");
+    let [
+        Packet::Private(first),
+        Packet::Reject(reason, record),
+        Packet::Private(second),
+        Packet::Private(ack),
+        ..,
+    ] = &packets[..]
+    else {
+        panic!()
+    };
+    let (message, encoding) = Message::decode(first).unwrap();
+    let local = Local {
+        nid: message.envelope.source,
+        stamp: message.envelope.source_stamp,
+        queue_depth: 32,
+        max_frags: 257,
+        high_water: 0,
+        require_privileged_port: false,
+        ready: true,
+    };
+    let mut remembered = Remembered::new();
+    // That node sends checksums; ours does not.
+    let summed = |bytes: &[u8]| {
+        let mut buffer = [0; 4096];
+        let plain = Message::decode(bytes).unwrap().0;
+        plain.encode_as(encoding, &mut buffer).unwrap();
+        buffer[..56].to_vec()
+    };
+    let ours = request(&local, &remembered, message.envelope.destination);
+    assert_eq!(summed(&ours.private_data), *first);
+    let next = rejected(*reason, record, &ours, &local, &mut remembered);
+    assert_eq!(next, Next::Redial);
+    let ours = request(&local, &remembered, message.envelope.destination);
+    assert_eq!(summed(&ours.private_data), *second);
+    let terms = accepted(ack, &ours, &local, &mut remembered).unwrap();
+    assert_eq!((terms.queue_depth, terms.max_frags), (8, 257));
+    assert_eq!(terms.high_water, 4);
+    assert_eq!(terms.receives(), 18);
 }
 
 #[test]
