@@ -62,10 +62,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.transfers.get_mut(handle) else {
             return;
         };
-        let place = core::mem::replace(&mut state.place, Place::Nothing);
-        let Place::Entry { entry, offset } = place else {
+        let Place::Entry { entry, offset } = state.place else {
             return;
         };
+        state.place = Place::Nothing;
         let told = core::mem::replace(&mut state.event, false);
         let event = Landed {
             token: state.token,

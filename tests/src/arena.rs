@@ -1,0 +1,78 @@
+//! Registered memory of a test node, leaked.
+#![allow(unsafe_code)]
+
+use core::ptr::NonNull;
+
+use o2poll_dataplane::memory::{PageList, Range};
+use o2poll_dataplane::nic::LKey;
+use o2poll_soft::{Memory, Soft, Wire};
+
+/// A bump allocator over leaked memory that a device knows.
+pub struct Arena {
+    base: NonNull<u8>,
+    length: usize,
+    used: usize,
+    lkey: LKey,
+}
+
+impl Arena {
+    /// `length` bytes, page-aligned, filled with `0xee`, registered with `device`.
+    pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {
+        let backing = vec![0xee_u8; length + 4096].leak();
+        let start = backing.as_ptr().align_offset(4096);
+        let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
+        // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
+        // through `peek`, which copies.
+        let memory = unsafe { Memory::new(base, length, 0) };
+        let lkey = device.register(memory).expect("room for one memory");
+        Self {
+            base,
+            length,
+            used: 0,
+            lkey,
+        }
+    }
+
+    /// The next `length` bytes, beginning `offset` bytes into a page.
+    pub fn take(&mut self, length: usize, offset: usize) -> Range<'static> {
+        let start = self.used.next_multiple_of(4096) + offset;
+        assert!(start + length <= self.length, "test arena too small");
+        self.used = start + length;
+        // SAFETY: inside the leaked arena, and never handed out again.
+        unsafe { Range::new(self.base.add(start), length, self.lkey) }.expect("below 4 GiB")
+    }
+
+    /// A list of pieces of these lengths, with `hole` bytes between them.
+    pub fn list(
+        &mut self,
+        pieces: &[u32],
+        hole: u32,
+        offset: usize,
+    ) -> &'static mut PageList<'static> {
+        let total: usize = pieces.iter().map(|piece| (piece + hole) as usize).sum();
+        let mut rest = self.take(total, offset);
+        let list = Box::leak(Box::new(PageList::new()));
+        for piece in pieces {
+            let (head, tail) = rest.split_at(*piece).expect("counted above");
+            let (_hole, tail) = tail.split_at(hole).expect("counted above");
+            list.push(head).expect("at most 257 pieces");
+            rest = tail;
+        }
+        list
+    }
+
+    /// One piece of `length` bytes.
+    pub fn flat(&mut self, length: u32, offset: usize) -> &'static mut PageList<'static> {
+        self.list(&[length], 0, offset)
+    }
+
+    /// What is in memory at an address now, whoever owns it.
+    #[must_use]
+    pub fn peek(&self, address: u64, length: usize) -> Vec<u8> {
+        let offset =
+            usize::try_from(address - self.base.as_ptr() as u64).expect("an address of this arena");
+        assert!(offset + length <= self.length);
+        // SAFETY: inside the leaked arena; all devices run on this thread.
+        unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }.to_vec()
+    }
+}

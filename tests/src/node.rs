@@ -1,0 +1,193 @@
+//! One node: a poller, its rings, its memory, and the control side's view of it.
+
+use std::collections::VecDeque;
+
+use o2poll_dataplane::counters::Counters;
+use o2poll_dataplane::endpoint::{Event, Submission};
+use o2poll_dataplane::memory::Buffer;
+use o2poll_dataplane::nic::{Sge, WrId};
+use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
+use o2poll_dataplane::pool::{Handle, Slot};
+use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
+use o2poll_dataplane::time::Instant;
+use o2poll_soft as soft;
+use o2poll_soft::{Lossy, Ports, Soft, Window};
+
+use crate::Arena;
+use crate::world::Setup;
+
+/// The device of a test node.
+pub type Device = Soft<'static, Lossy<Ports<'static, 'static>>>;
+
+/// One node of a [`World`](crate::World).
+pub struct Node {
+    /// The core.
+    pub poller: Poller<'static, Device>,
+    /// Its registered memory.
+    pub arena: Arena,
+    /// What it counts.
+    pub counters: &'static Counters,
+    /// To the core, control side.
+    pub orders: Producer<'static, Order<Device>>,
+    reports: Consumer<'static, Report<Device>>,
+    /// To the core, application side.
+    pub submissions: Producer<'static, Submission<'static>>,
+    /// From the core, application side.
+    pub events: Consumer<'static, Event<'static>>,
+    /// Connections that are adopted, in order.
+    pub ready: VecDeque<Handle>,
+    /// Connections that have ended.
+    pub gone: Vec<(Handle, Reason)>,
+    /// Windows that came to be rebuilt.
+    pub rebuilt: usize,
+    /// Hold broken windows back instead of rebuilding them at once.
+    pub keep_broken: bool,
+    /// Broken windows held back.
+    pub broken: Vec<(Window, Option<Handle>)>,
+    /// Windows given up.
+    pub retired: usize,
+    /// What was left at the end.
+    pub stopped: Option<Leftovers>,
+}
+
+/// A slice that lives for ever.
+pub fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
+    core::iter::repeat_with(make)
+        .take(count)
+        .collect::<Vec<T>>()
+        .leak()
+}
+
+fn ring_of<T>(capacity: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
+    let indices = Box::leak(Box::new(Indices::new()));
+    ring::index_ring(indices, lend(capacity, ring::Slot::new)).expect("a power of two")
+}
+
+impl Node {
+    /// A node over its own device.
+    #[must_use]
+    pub fn new(
+        setup: &Setup,
+        limits: Limits,
+        wire: Lossy<Ports<'static, 'static>>,
+        now: Instant,
+    ) -> Self {
+        let sizes = limits.shape.sizes();
+        let device_limits = soft::Limits {
+            queue_pairs: u32::try_from(sizes.connections).expect("few"),
+            send_wr: sizes.send_wr,
+            recv_wr: sizes.recv_wr,
+            windows: u32::try_from(sizes.regions).expect("few"),
+            memories: 4,
+            cqe: sizes.cqe,
+        };
+        let device_sizes = device_limits
+            .sizes(&setup.profile)
+            .expect("within the profile");
+        let device_storage = soft::Storage {
+            queue_pairs: lend(device_sizes.queue_pairs, soft::QueuePairSlot::default),
+            numbers: lend(device_sizes.numbers, u32::default),
+            sends: lend(device_sizes.sends, soft::SendEntry::default),
+            pieces: lend(device_sizes.pieces, Sge::default),
+            receives: lend(device_sizes.receives, soft::ReceiveEntry::default),
+            regions: lend(device_sizes.regions, soft::RegionSlot::default),
+            fragments: lend(device_sizes.fragments, soft::Fragment::default),
+            memories: lend(device_sizes.memories, || None),
+            completions: lend(device_sizes.completions, soft::CompletionEntry::default),
+        };
+        let mut device =
+            Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
+        let mut arena = Arena::new(&mut device, setup.memory);
+        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
+        let storage = Storage {
+            connections: lend(sizes.connections, Slot::vacant),
+            transfers: lend(sizes.transfers, Slot::vacant),
+            receives: lend(sizes.receives, Slot::vacant),
+            regions: lend(sizes.regions, || None),
+            entries: lend(sizes.entries, Slot::vacant),
+            messages: lend(sizes.messages, || {
+                Some(Buffer::new(arena.take(4096, 0)).expect("long enough"))
+            }),
+            sends: lend(sizes.sends, || WrId(0)),
+            counters,
+        };
+        let (orders, orders_in) = ring_of(64);
+        let (reports_out, reports) = ring_of(setup.reports);
+        let (submissions, submissions_in) = ring_of(setup.events);
+        let (events_out, events) = ring_of(setup.events);
+        let ends = Ends {
+            orders: orders_in,
+            reports: reports_out,
+            submissions: submissions_in,
+            events: events_out,
+        };
+        let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
+        let mut node = Self {
+            poller,
+            arena,
+            counters,
+            orders,
+            reports,
+            submissions,
+            events,
+            ready: VecDeque::new(),
+            gone: Vec::new(),
+            rebuilt: 0,
+            keep_broken: false,
+            broken: Vec::new(),
+            retired: 0,
+            stopped: None,
+        };
+        for _ in 0..sizes.regions {
+            node.order(Order::Window {
+                window: Window::new(0),
+                of: None,
+            });
+            node.poller.poll(now).expect("a healthy device");
+        }
+        node
+    }
+
+    /// Gives an order.
+    pub fn order(&mut self, order: Order<Device>) {
+        assert!(self.orders.push(order).is_ok(), "order ring full");
+    }
+
+    /// Submits; the ring must have room.
+    pub fn submit(&mut self, submission: Submission<'static>) {
+        assert!(
+            self.submissions.push(submission).is_ok(),
+            "submission ring full"
+        );
+    }
+
+    /// One turn of the core and of its control side; whether anything happened.
+    pub fn step(&mut self, now: Instant) -> bool {
+        let progress = self.poller.poll(now).expect("a healthy device");
+        let mut busy = progress.work != 0;
+        while let Some(report) = self.reports.pop() {
+            busy = true;
+            match report {
+                Report::Ready { connection, .. } => self.ready.push_back(connection),
+                Report::Refused { .. } => panic!("no room for a queue pair"),
+                Report::Gone {
+                    connection, why, ..
+                } => self.gone.push((connection, why)),
+                Report::Broken { window, of } => self.broken.push((window, of)),
+                Report::Retired { .. } => self.retired += 1,
+                Report::Stopped(leftovers) => self.stopped = Some(leftovers),
+            }
+        }
+        if !self.keep_broken {
+            for (window, of) in core::mem::take(&mut self.broken) {
+                drop(window);
+                self.rebuilt += 1;
+                self.order(Order::Window {
+                    window: Window::new(0),
+                    of,
+                });
+            }
+        }
+        busy
+    }
+}

@@ -1,0 +1,309 @@
+//! Two nodes and the clock.
+
+use o2poll_dataplane::endpoint::{
+    Entry, EntryOptions, Event, MatchBits, Operation, Portal, Request, Submission, Token,
+};
+use o2poll_dataplane::memory::PageList;
+use o2poll_dataplane::peer::Terms;
+use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason, Shape};
+use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::ring::{LapSlot, Returned};
+use o2poll_dataplane::time::{Instant, Ticks};
+use o2poll_dataplane::wire::{Nid, Pid};
+use o2poll_soft::{Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
+
+use crate::node::{Node, lend};
+
+/// The NIDs of the two nodes.
+pub const NAMES: [Nid; 2] = [Nid::o2ib([10, 0, 0, 1], 0), Nid::o2ib([10, 0, 0, 2], 0)];
+
+/// What the two nodes are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// Their devices.
+    pub profile: Profile,
+    /// How much they hold.
+    pub shape: Shape,
+    /// Bytes of registered memory of each.
+    pub memory: usize,
+    /// Slots of the submission and event rings.
+    pub events: usize,
+    /// Slots of the report ring.
+    pub reports: usize,
+    /// Ticks until a transfer times out; one step of the world is one tick.
+    pub timeout: u64,
+    /// Further ticks until an abandoned transfer costs its connection.
+    pub abandon: u64,
+    /// Idle ticks until a NOOP.
+    pub keepalive: u64,
+    /// Slots of each wire.
+    pub wire: usize,
+    /// Weather on both wires.
+    pub weather: Weather,
+    /// Seed of the weather.
+    pub seed: u64,
+}
+
+impl Setup {
+    /// Two `peer_credits = 8` nodes of this profile, patient, in good weather.
+    #[must_use]
+    pub const fn new(profile: Profile) -> Self {
+        Self {
+            profile,
+            shape: Shape {
+                connections: 2,
+                queue_depth: 8,
+                writes_at_once: 4,
+                waiting: 32,
+                windows: 16,
+                entries: 8,
+            },
+            memory: 24 << 20,
+            events: 128,
+            reports: 64,
+            timeout: 1_000_000,
+            abandon: 1_000_000,
+            keepalive: 100_000_000,
+            wire: 256,
+            weather: Weather {
+                drop: 0,
+                repeat: 0,
+                delay: 0,
+                hold: 0,
+            },
+            seed: 1,
+        }
+    }
+}
+
+/// Two nodes, joined.
+pub struct World {
+    /// The nodes.
+    pub nodes: [Node; 2],
+    /// The time.
+    pub now: Instant,
+    setup: Setup,
+    numbers: u32,
+}
+
+impl World {
+    /// Two nodes, not yet connected.
+    #[must_use]
+    pub fn new(setup: Setup) -> Self {
+        let lane = || Lane {
+            returned: Box::leak(Box::new(Returned::new())),
+            slots: lend(setup.wire, LapSlot::new),
+        };
+        let (near, far) = link(lane(), lane()).expect("a power of two");
+        let ports = |port: Port<'static>, seed| {
+            Lossy::new(Ports::new(Box::leak(Box::new([port]))), setup.weather, seed)
+        };
+        let now = Instant(1);
+        let limits = |nid, stamp| Limits {
+            nid,
+            pid: Pid::LUSTRE,
+            stamp,
+            timeout: Ticks(setup.timeout),
+            abandon: Ticks(setup.abandon),
+            keepalive: Ticks(setup.keepalive),
+            shape: setup.shape,
+        };
+        Self {
+            nodes: [
+                Node::new(&setup, limits(NAMES[0], 101), ports(near, setup.seed), now),
+                Node::new(&setup, limits(NAMES[1], 202), ports(far, !setup.seed), now),
+            ],
+            now,
+            setup,
+            numbers: 0,
+        }
+    }
+
+    /// One step of everything; whether anything happened.
+    pub fn step(&mut self) -> bool {
+        self.now = self.now.after(Ticks(1));
+        let now = self.now;
+        let mut busy = false;
+        for node in &mut self.nodes {
+            busy |= node.step(now);
+        }
+        busy
+    }
+
+    /// Steps until `done`, at most `limit` times; whether it was done.
+    pub fn until(&mut self, limit: u32, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        for _ in 0..limit {
+            if done(self) {
+                return true;
+            }
+            self.step();
+        }
+        done(self)
+    }
+
+    /// Steps until nothing has happened for a while.
+    pub fn settle(&mut self) {
+        let mut quiet = 0;
+        while quiet < 20 {
+            quiet = if self.step() { 0 } else { quiet + 1 };
+        }
+    }
+
+    /// Connects the two nodes; their names of the connection.
+    pub fn connect(&mut self) -> [Handle; 2] {
+        self.connect_at(self.setup.shape.queue_depth)
+    }
+
+    /// Connects the two nodes with this queue depth.
+    pub fn connect_at(&mut self, queue_depth: u16) -> [Handle; 2] {
+        let sizes = self.setup.shape.sizes();
+        let number = self.numbers;
+        self.numbers += 2;
+        let terms = [self.terms(0, queue_depth), self.terms(1, queue_depth)];
+        for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
+            let qp = QueuePair::new(
+                number + ours,
+                0,
+                number + theirs,
+                sizes.send_wr,
+                sizes.recv_wr,
+            );
+            self.nodes[at].order(Order::Adopt {
+                qp,
+                terms: terms[at],
+                accepted: at == 1,
+                token: u64::from(number),
+            });
+        }
+        assert!(self.until(100, |world| {
+            world.nodes.iter().all(|node| !node.ready.is_empty())
+        }));
+        let handles = [0, 1].map(|at| self.nodes[at].ready.pop_front().expect("waited for"));
+        for (at, connection) in handles.into_iter().enumerate() {
+            self.nodes[at].order(Order::Establish {
+                connection,
+                terms: terms[at],
+            });
+        }
+        self.step();
+        handles
+    }
+
+    fn terms(&self, of: usize, queue_depth: u16) -> Terms {
+        let stamps = [101, 202];
+        Terms {
+            local: NAMES[of],
+            local_stamp: stamps[of],
+            peer: NAMES[1 - of],
+            peer_stamp: stamps[1 - of],
+            version: 0x12,
+            queue_depth,
+            max_frags: 257,
+            high_water: queue_depth / 2,
+        }
+    }
+
+    /// Exports memory of a node under portal 5 and these match bits; the entry's name.
+    pub fn export(
+        &mut self,
+        of: usize,
+        match_bits: u64,
+        options: EntryOptions,
+        memory: &'static mut PageList<'static>,
+    ) -> Handle {
+        self.nodes[of].submit(Submission::Attach(Entry {
+            token: Token(match_bits),
+            portal: Portal(5),
+            match_bits: MatchBits(match_bits),
+            ignore_bits: MatchBits(0),
+            from: Nid::ANY,
+            options,
+            memory,
+        }));
+        self.step();
+        match self.nodes[of].events.pop() {
+            Some(Event::Attached { entry, .. }) => entry,
+            other => panic!("not attached: {other:?}"),
+        }
+    }
+
+    /// A request to the entry of [`export`](Self::export).
+    pub fn request(
+        connection: Handle,
+        token: u64,
+        match_bits: u64,
+        remote_offset: u32,
+        operation: Operation,
+        memory: &'static mut PageList<'static>,
+    ) -> Submission<'static> {
+        Submission::Transfer(Request {
+            token: Token(token),
+            connection,
+            portal: Portal(5),
+            match_bits: MatchBits(match_bits),
+            remote_offset,
+            memory,
+            operation,
+            timeout: None,
+        })
+    }
+
+    /// Steps until the node has an event.
+    pub fn event(&mut self, of: usize) -> Event<'static> {
+        let mut found = None;
+        self.until(3_000_000, |world| {
+            found = world.nodes[of].events.pop();
+            found.is_some()
+        });
+        found.unwrap_or_else(|| panic!("no event; {}", self.picture()))
+    }
+
+    /// What both nodes hold and have counted, for the message of a test that failed.
+    pub fn picture(&mut self) -> String {
+        self.nodes
+            .iter_mut()
+            .map(|node| {
+                let counts: Vec<_> = node
+                    .counters
+                    .each()
+                    .filter(|(_, value)| *value != 0)
+                    .collect();
+                format!(
+                    "{:?} {:?} gone {:?} {counts:?}\n",
+                    node.poller.leftovers(),
+                    node.poller.nic().gauges(),
+                    node.gone
+                )
+            })
+            .collect()
+    }
+
+    /// Ends both nodes, and checks that everything has come back: slots, lists, buffers, windows, credits,
+    /// events, keys, and the devices' queues. Events that come meanwhile are dropped.
+    pub fn end(mut self) -> [Vec<Reason>; 2] {
+        for node in &mut self.nodes {
+            node.order(Order::Stop);
+        }
+        let ended = self.until(10_000_000, |world| {
+            for node in &mut world.nodes {
+                while node.events.pop().is_some() {}
+            }
+            world.nodes.iter().all(|node| node.stopped.is_some())
+        });
+        let windows = self.setup.shape.windows;
+        for node in &mut self.nodes {
+            assert!(
+                ended,
+                "not stopped: {:?} {:?}",
+                node.poller.leftovers(),
+                node.poller.nic().gauges()
+            );
+            assert_eq!(node.stopped, Some(Leftovers::default()));
+            assert_eq!(node.retired, windows);
+            assert_eq!(node.counters.keys_alive.get(), 0);
+            assert_eq!(node.poller.nic().gauges(), o2poll_soft::Gauges::default());
+        }
+        self.nodes
+            .map(|node| node.gone.into_iter().map(|(_, why)| why).collect())
+    }
+}
