@@ -287,7 +287,6 @@ impl<'a, N: Nic> Poller<'a, N> {
                     transfer.phase = Phase::Rebuilding;
                     self.windows.lose(own);
                     self.counters.windows_broken.add(1);
-                    self.key_died();
                     if let Some(window) = self.nic.retire_window(region) {
                         let _ = self.ends.reports.push(Report::Broken {
                             window,
@@ -295,6 +294,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                         });
                     } else {
                         // The device does not know it (any more): no key of it can be alive.
+                        self.key_died();
                         self.end(handle);
                     }
                 }

@@ -115,6 +115,8 @@ impl<N: Nic> Poller<'_, N> {
                 .get(transfer)
                 .is_some_and(|state| state.phase == Phase::Rebuilding)
         {
+            // The old window is destroyed, and its key with it.
+            self.key_died();
             self.end(transfer);
         }
     }

@@ -78,6 +78,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.posted_receives = state.posted_receives.saturating_sub(1);
+        if state.state == State::Accepted {
+            // The peer talks: the connection is up, whatever became of its RTU (LU-8303).
+            state.state = State::Established;
+        }
         match state.state {
             State::Closing => {
                 self.receives.remove(handle);

@@ -592,14 +592,20 @@ impl<'a, N: Nic> Poller<'a, N> {
             if let Some(posted) = state.noops.pop_back() {
                 self.messages.give(posted.completed());
             }
+            // No queue remembers a NOOP: the credits it was to return must not be forgotten.
+            self.list(connection);
             return;
         }
         let Some(transfer) = self.transfers.get_mut(link.handle) else {
             return;
         };
         transfer.in_flight = transfer.in_flight.saturating_sub(1);
-        transfer.phase = link.phase;
-        transfer.cursor = link.cursor;
+        // A connection that failed while the chain was open keeps what it decided.
+        let lost = state.state == State::Closing;
+        if !lost {
+            transfer.phase = link.phase;
+            transfer.cursor = link.cursor;
+        }
         match link.what {
             What::Register => {
                 if let Some(window) = &mut transfer.window {
@@ -627,7 +633,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Register if link.phase == Phase::Request => &mut state.credited,
             _ => &mut state.answers,
         };
-        if !transfer.queued {
+        if !transfer.queued && !lost {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
