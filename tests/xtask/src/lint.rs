@@ -36,19 +36,13 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
         ]),
     );
     // One by one too: in the workspace a crate sees features that only a neighbour has asked for.
+    // Its dependencies have a line of their own.
     for member in &workspace.members {
         let package = &member.package;
+        let mut command = cargo(&["clippy", "--package", package, "--all-targets", "--no-deps"]);
         check(
             &format!("clippy {package}"),
-            &mut cargo(&[
-                "clippy",
-                "--package",
-                package,
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ]),
+            command.args(["--", "-D", "warnings"]),
         );
     }
     check(
