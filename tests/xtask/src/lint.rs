@@ -18,10 +18,9 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
         command.args(arguments);
         command
     };
-    check(
-        "lock file",
-        &mut cargo(&["metadata", "--locked", "--format-version=1"]),
-    );
+    let locked = ["metadata", "--locked", "--format-version=1"];
+    check("lock file", &mut cargo(&locked));
+    check("lock file probe", cargo(&locked).arg(PROBE));
     check("format", &mut cargo(&["fmt", "--all", "--check"]));
     check("format probe", &mut cargo(&["fmt", PROBE, "--check"]));
     check(
