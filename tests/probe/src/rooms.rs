@@ -1,6 +1,6 @@
 //! The functions of every room, each compiled with arguments that could be anything.
 
-use core::hint::black_box;
+
 
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
@@ -11,16 +11,16 @@ use o2poll_dataplane::time::Instant;
 use o2poll_dataplane::wire::Nid;
 
 /// Keeps functions alive: their addresses go where the optimiser cannot follow.
-macro_rules! keep {
+macro_rules! keep_all {
     ($($function:expr),* $(,)?) => {
-        black_box([$($function as *const ()),*])
+        core::hint::black_box([$($function as *const ()),*])
     };
 }
 
+
+pub(crate) use keep_all;
+
 /// Keeps every room alive.
-///
-/// The poller over the software device joins here as one more line, `engine::keep()`, of a module
-/// that instantiates it over static storage.
 pub fn keep() {
     rings();
     pools();
@@ -30,7 +30,7 @@ pub fn keep() {
 
 fn rings() {
     type Value = (u64, u64);
-    keep![
+    keep_all![
         ring::index_ring::<Value>,
         ring::Producer::<'_, Value>::push,
         ring::Producer::<'_, Value>::free,
@@ -47,7 +47,7 @@ fn rings() {
 
 fn pools() {
     type Value = [u64; 9];
-    keep![
+    keep_all![
         Pool::<'_, Value>::new,
         Pool::<'_, Value>::len,
         Pool::<'_, Value>::capacity,
@@ -71,7 +71,7 @@ fn pools() {
 }
 
 fn memory() {
-    keep![
+    keep_all![
         Range::sge,
         Range::bytes,
         Range::bytes_mut,
@@ -90,13 +90,13 @@ fn memory() {
         Buffer::peek,
         Buffer::post,
         Posted::sge,
-        Posted::sge_at,
+        Buffer::sge_at,
         Posted::completed,
     ];
 }
 
 fn values() {
-    keep![
+    keep_all![
         Instant::after,
         Instant::since,
         RKey::rotated,
