@@ -154,6 +154,7 @@ impl Row {
             name: self.name,
             operation: self.operation,
             outcomes,
+            distance: None,
         }
     }
 }
@@ -262,6 +263,9 @@ pub struct Measured {
     pub operation: &'static str,
     /// One per contender, in the row's order.
     pub outcomes: Vec<Outcome>,
+    /// How far apart the cores were before and after, if the row used two: nanoseconds for one
+    /// cache line there and back.
+    pub distance: Option<(f64, f64)>,
 }
 
 impl Measured {
@@ -576,6 +580,7 @@ mod tests {
             name: String::new(),
             operation: "step",
             outcomes: vec![outcome(4.0, 0), outcome(10.0, 11)],
+            distance: None,
         };
         let [ours, rival] = &measured.outcomes[..] else {
             panic!("two outcomes")
