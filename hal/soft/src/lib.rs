@@ -47,6 +47,8 @@ extern crate std;
 
 mod bytes;
 mod completion;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod keys;
 mod packet;
 mod profile;
