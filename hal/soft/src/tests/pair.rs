@@ -143,6 +143,9 @@ impl Arena {
     }
 }
 
+// SAFETY: the bytes belong to the hoard and to no thread.
+unsafe impl Send for Arena {}
+
 /// One side: device, memory, one queue pair, what has completed.
 pub(super) struct End<W: Wire> {
     pub(super) soft: Soft<'static, W>,
