@@ -442,6 +442,8 @@ impl Builder<'_> {
         capabilities: &Capabilities,
     ) -> Option<()> {
         match order.layout {
+            // A window is addressed as the memory is.
+            Layout::Window(piece) if piece.address != order.base => None,
             Layout::Window(piece) => self.push(memories.piece(piece)?),
             Layout::Fragments(list) => {
                 for piece in list {

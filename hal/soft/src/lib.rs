@@ -47,6 +47,8 @@ extern crate std;
 
 mod bytes;
 mod completion;
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 mod keys;
 mod packet;
 mod profile;
@@ -151,8 +153,8 @@ pub struct Soft<'a, W> {
     table: Table<'a>,
     keys: Keys<'a>,
     completions: CompletionQueue<'a>,
-    /// Answers to queue pairs that wrote to nobody: port, their number, number they wrote to, closing.
-    strangers: heapless::Deque<(u16, u32, u32, bool), 16>,
+    /// Answers to queue pairs that wrote to nobody: port, their number, number they wrote to.
+    strangers: heapless::Deque<(u16, u32, u32), 16>,
     polls: u64,
     /// Port that is looked at first.
     port: u16,

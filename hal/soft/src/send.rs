@@ -104,13 +104,8 @@ impl<W: Wire> Soft<'_, W> {
 
     /// Answers that belong to no queue pair, as far as there is room.
     pub(crate) fn answer_strangers(&mut self) {
-        while let Some((port, theirs, ours, closing)) = self.strangers.front().copied() {
-            let opcode = if closing {
-                Opcode::Closed
-            } else {
-                Opcode::Gone
-            };
-            let packet = Packet::bare(opcode, theirs, ours, 0);
+        while let Some((port, theirs, ours)) = self.strangers.front().copied() {
+            let packet = Packet::bare(Opcode::Gone, theirs, ours, 0);
             if !put(
                 &mut self.wire,
                 &mut self.faults,
@@ -241,13 +236,13 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
-    /// The peer refuses `psn` and is in error.
+    /// The peer refuses `psn`, and carries out nothing of the rest.
     pub(crate) fn on_refused(&mut self, index: u32, psn: u32, verdict: Status) {
         self.on_ack(index, psn);
         self.on_gone(index, verdict);
     }
 
-    /// The peer is in error, or not there. Whatever is on the wire will never be done.
+    /// Whatever is on the wire will never be done.
     pub(crate) fn on_gone(&mut self, index: u32, verdict: Status) {
         let Some(slot) = self.table.slot(index) else {
             return;

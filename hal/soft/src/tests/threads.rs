@@ -1,0 +1,143 @@
+//! Two cores, for real.
+
+use std::thread;
+use std::vec::Vec;
+
+use o2poll_dataplane::nic::{
+    Completion, Layout, Nic, RKey, ReceiveQueue, Remote, Rights, SendWr, WrId,
+};
+
+use super::pair::{Both, End, connected};
+use crate::conformance::pattern;
+use crate::{Profile, Window, Wire};
+
+const ROUNDS: u32 = 300;
+const MESSAGE: usize = 900_000;
+
+/// Polls until something has completed.
+fn wait<W: Wire>(end: &mut End<W>) -> Completion {
+    loop {
+        if !end.seen.is_empty() {
+            return end.seen.remove(0);
+        }
+        end.step();
+        assert_eq!(end.fault, None);
+        if end.seen.is_empty() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn tell<W: Wire>(end: &mut End<W>, words: [u64; 3]) {
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    end.arena.write(MESSAGE, &bytes);
+    let wr = SendWr::Send {
+        message: end.arena.sge(MESSAGE, 24),
+        invalidate: None,
+    };
+    end.soft.queue(end.qp, WrId(1), false, wr);
+}
+
+fn heard<W: Wire>(end: &End<W>) -> [u64; 3] {
+    let bytes = end.arena.read(MESSAGE + 64, 24);
+    let word = |n: usize| u64::from_le_bytes(bytes[n * 8..n * 8 + 8].try_into().unwrap());
+    [word(0), word(1), word(2)]
+}
+
+fn listen<W: Wire>(end: &mut End<W>) {
+    let into = ReceiveQueue::Of(end.qp);
+    let buffer = end.arena.sge(MESSAGE + 64, 24);
+    end.soft.receive(into, WrId(2), buffer).unwrap();
+}
+
+/// Grants its memory, piece after piece, and looks at what the other wrote into it.
+fn owner<W: Wire>(end: &mut End<W>) {
+    let (region, mut key) = end.soft.adopt_window(Window::new(0)).unwrap();
+    for round in 0..ROUNDS {
+        key = key.rotated();
+        let length = 1 + round * 7919 % 150_000;
+        let half = length / 2;
+        let list = [
+            end.arena.sge(200_000, length - half),
+            end.arena.sge(round as usize, half),
+        ];
+        let list = &list[..if half == 0 { 1 } else { 2 }];
+        listen(end);
+        let wr = SendWr::Register {
+            region,
+            key,
+            rights: Rights::REMOTE_WRITE,
+            base: u64::from(round) << 33,
+            length,
+            layout: Layout::Fragments(list),
+        };
+        end.soft.queue(end.qp, WrId(3), false, wr);
+        tell(
+            end,
+            [u64::from(round) << 33, u64::from(length), u64::from(key.0)],
+        );
+        end.soft.doorbell(end.qp).unwrap();
+        assert!(matches!(
+            wait(end),
+            Completion::Received { id: WrId(2), .. }
+        ));
+        assert_eq!(heard(end)[0], u64::from(round));
+        let wanted = pattern(round, length as usize);
+        let (head, tail) = wanted.split_at((length - half) as usize);
+        assert!(end.arena.read(200_000, head.len()) == head, "round {round}");
+        assert!(end.arena.read(round as usize, tail.len()) == tail);
+        let wr = SendWr::Invalidate { key };
+        end.soft.queue(end.qp, WrId(4), true, wr);
+        end.soft.doorbell(end.qp).unwrap();
+        assert_eq!(wait(end), Completion::Done { id: WrId(4) });
+    }
+}
+
+/// Writes where it is told to.
+fn writer<W: Wire>(end: &mut End<W>) {
+    for round in 0..ROUNDS {
+        assert!(matches!(
+            wait(end),
+            Completion::Received { id: WrId(2), .. }
+        ));
+        let [address, length, key] = heard(end);
+        listen(end);
+        let length = length as u32;
+        end.arena.write(5, &pattern(round, length as usize));
+        let third = length / 3;
+        let local = [
+            end.arena.sge(5, third),
+            end.arena.sge(5 + third as usize, third),
+            end.arena.sge(5 + 2 * third as usize, length - 2 * third),
+        ];
+        let remote = Remote {
+            address,
+            rkey: RKey(key as u32),
+        };
+        let wr = SendWr::Write {
+            local: &local,
+            remote,
+            imm: None,
+        };
+        end.soft.queue(end.qp, WrId(5), true, wr);
+        tell(end, [u64::from(round), 0, 0]);
+        end.soft.doorbell(end.qp).unwrap();
+        assert_eq!(wait(end), Completion::Done { id: WrId(5) });
+    }
+}
+
+#[test]
+fn two_threads_see_each_others_bytes() {
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(Profile::frwr(), 8);
+    listen(&mut b);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| writer(&mut b));
+        owner(&mut a);
+        writer.join().unwrap();
+    });
+    assert_eq!(a.soft.counts().refused + b.soft.counts().refused, 0);
+}
