@@ -179,8 +179,7 @@ impl Node {
             }
         }
         if !self.keep_broken {
-            for (window, of) in core::mem::take(&mut self.broken) {
-                drop(window);
+            for (_destroyed, of) in core::mem::take(&mut self.broken) {
                 self.rebuilt += 1;
                 self.order(Order::Window {
                     window: Window::new(0),

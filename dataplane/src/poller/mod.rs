@@ -141,8 +141,8 @@ pub enum Reason {
     #[error("bad message: {0}")]
     Malformed(crate::wire::WireError),
     /// NIDs or incarnations of a message are not those of the connection.
-    #[error("message of another incarnation")]
-    Stale,
+    #[error("{0}")]
+    Stale(crate::peer::Stale),
     /// More credits came back than were spent.
     #[error("the peer returned more credits than it had")]
     BadCredits,
