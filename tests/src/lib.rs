@@ -5,9 +5,13 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod lab;
 pub mod node;
+pub mod raw_peer;
 pub mod world;
 
 pub use arena::Arena;
+pub use lab::Lab;
 pub use node::{Device, Node};
+pub use raw_peer::{Inbound, RawPeer};
 pub use world::{NAMES, Setup, World};
