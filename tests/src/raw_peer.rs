@@ -433,7 +433,10 @@ impl RawPeer {
     pub fn get_req<'m>(&self, cookie: u64, match_bits: u64, sink: &'m [Fragment]) -> Body<'m> {
         let length = sink.iter().map(|piece| piece.length).sum();
         Body::GetReq {
-            header: self.header(0, get(match_bits, WireHandle::from_words(7, cookie), length)),
+            header: self.header(
+                0,
+                get(match_bits, WireHandle::from_words(7, cookie), length),
+            ),
             cookie,
             sink: Descriptor::new(self.key(), sink),
         }
@@ -461,7 +464,10 @@ impl RawPeer {
     fn post_send(&mut self, id: u64, wr: SendWr<'_>) -> u64 {
         let qp = self.qp();
         self.device.queue(qp, WrId(id), true, wr);
-        assert!(self.device.doorbell(qp).is_ok(), "the peer's send queue is full");
+        assert!(
+            self.device.doorbell(qp).is_ok(),
+            "the peer's send queue is full"
+        );
         id
     }
 
