@@ -3,7 +3,7 @@
 use super::{Leftovers, Poller, Reason, Received, Report};
 use crate::connection::State;
 use crate::endpoint::{Error, Event, Incoming, Landed};
-use crate::nic::{Nic, RKey, Remote, SendWr};
+use crate::nic::{Nic, RKey, Remote, SendWr, Status};
 use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
 use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
@@ -196,6 +196,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         if state.state == State::Closing {
+            // What is flushed may be told before what caused it.
+            if state.why == Some(Reason::Device(Status::Flushed)) && matches!(why, Reason::Device(_)) {
+                state.why = Some(why);
+            }
             return;
         }
         state.state = State::Closing;
