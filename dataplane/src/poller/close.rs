@@ -16,15 +16,21 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.transfers.get(handle) else {
             return;
         };
-        let held = state.in_flight != 0
-            || state
-                .window
-                .as_ref()
-                .is_some_and(crate::registration::Descriptor::may_be_alive);
-        if held {
+        let (queued, window) = (state.queued, state.window.as_ref());
+        if window.is_some_and(crate::registration::Descriptor::needs_invalidate) {
+            // Its REGISTER was taken, its message was not, and then its time was over: nobody was told the
+            // key, and it must not be any more.
+            if queued {
+                self.unqueue(handle);
+            }
+            self.apply(handle, Input::Revoked);
             return;
         }
-        if state.queued {
+        let dying = window.is_some_and(crate::registration::Descriptor::may_be_alive);
+        if state.in_flight != 0 || dying {
+            return;
+        }
+        if queued {
             self.unqueue(handle);
         }
         if self.acknowledge(handle) {
