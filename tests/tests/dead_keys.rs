@@ -37,7 +37,7 @@ struct Out {
 
 fn setup(profile: Profile) -> Setup {
     let mut setup = Setup::new(profile);
-    setup.memory = 6 << 20;
+    setup.memory = 2 << 20;
     setup.shape.connections = 4;
     setup.shape.windows = 8;
     setup

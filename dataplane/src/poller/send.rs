@@ -6,7 +6,7 @@ use super::{Poller, Received};
 use crate::connection::State;
 use crate::memory::PageList;
 use crate::nic::{Nic, Qp, RKey, Remote, Rights, SendWr, Sge, WrId};
-use crate::pool::{Handle, Kind, Pool, Queue, pack};
+use crate::pool::{Handle, Kind, Pool, Queue, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Mechanism;
 use crate::time::Instant;
@@ -375,7 +375,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
         let (max_sge, most) = {
-            let writes = self.limits.shape.writes_at_once;
+            let writes = self.limits.shape.writes_at_once.clamp(1, 16);
             let Some(transfer) = self.transfers.get(handle) else {
                 return;
             };
@@ -387,7 +387,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
-                usize::from(writes).min(room.saturating_sub(1)),
+                // Those of a chain that was taken in part count.
+                usize::from(writes.saturating_sub(transfer.in_flight))
+                    .min(room.saturating_sub(1)),
             )
         };
         let mut posted = 0_usize;
@@ -440,7 +442,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
-            let id = pack(Kind::Write, handle);
+            let id = pack_write(handle, transfer.cursor.writes);
+            transfer.cursor.writes = transfer.cursor.writes.wrapping_add(1);
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
