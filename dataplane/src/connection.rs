@@ -242,6 +242,8 @@ pub struct Connection<'a> {
     /// Free-running indices of the record of what is on the send queue.
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// Its last request is on the send queue.
+    pub(crate) draining: bool,
     /// Whether it is in the poller's list of connections to look at.
     pub(crate) listed: bool,
 }
@@ -271,6 +273,7 @@ impl Connection<'_> {
             last_sent: now,
             head: 0,
             tail: 0,
+            draining: false,
             listed: false,
         }
     }

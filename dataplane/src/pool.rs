@@ -65,6 +65,9 @@ pub enum Kind {
     Noop = 5,
     /// A posted receive. The handle names the receive.
     Receive = 6,
+    /// The last request of a failed connection: what was before it is over. The handle names the
+    /// connection.
+    Drain = 7,
 }
 
 /// Kind and handle in one work request id.
@@ -73,16 +76,29 @@ pub const fn pack(kind: Kind, handle: Handle) -> WrId {
     WrId(((kind as u64) << 56) | handle.to_bits())
 }
 
-/// The inverse of [`pack`]; `None` for an id that no `pack` made.
+/// [`pack`] of the `number`th WRITE of a transfer. Several are on the send queue at a time, and only the
+/// last of them is signalled: [`MAX_WRITES`] in turn have ids of their own.
+#[must_use]
+pub const fn pack_write(handle: Handle, number: u32) -> WrId {
+    let number = (number as u64) & (MAX_WRITES as u64).wrapping_sub(1);
+    WrId(pack(Kind::Write, handle).0 | (number << 59))
+}
+
+/// Most WRITEs of one transfer that may be on the send queue.
+pub const MAX_WRITES: u32 = 32;
+
+/// Kind and handle of an id; `None` for one that no [`pack`] made.
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
     let kind = match id.0 >> 56 {
         1 => Kind::Send,
-        2 => Kind::Write,
+        // Whichever number it has.
+        kind if kind & 7 == 2 => Kind::Write,
         3 => Kind::Register,
         4 => Kind::Invalidate,
         5 => Kind::Noop,
         6 => Kind::Receive,
+        7 => Kind::Drain,
         _ => return None,
     };
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
@@ -355,7 +371,8 @@ impl Default for Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Handle, Kind, Pool, Queue, Slot, pack, unpack};
+    extern crate std;
+    use super::{Handle, Kind, MAX_WRITES, Pool, Queue, Slot, pack, pack_write, unpack};
     use crate::nic::WrId;
 
     #[test]
@@ -415,9 +432,16 @@ mod tests {
             Kind::Invalidate,
             Kind::Noop,
             Kind::Receive,
+            Kind::Drain,
         ] {
             assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
         }
+        let writes: std::collections::BTreeSet<u64> = (0..MAX_WRITES)
+            .map(|number| pack_write(handle, number))
+            .inspect(|id| assert_eq!(unpack(*id), Some((Kind::Write, handle))))
+            .map(|id| id.0)
+            .collect();
+        assert_eq!(writes.len(), MAX_WRITES as usize);
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
     }

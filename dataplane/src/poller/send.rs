@@ -5,8 +5,8 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::memory::PageList;
-use crate::nic::{Nic, Qp, Remote, Rights, SendWr, Sge, WrId};
-use crate::pool::{Handle, Kind, Pool, Queue, pack};
+use crate::nic::{Nic, Qp, RKey, Remote, Rights, SendWr, Sge, WrId};
+use crate::pool::{Handle, Kind, Pool, Queue, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Mechanism;
 use crate::time::Instant;
@@ -231,7 +231,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            self.apply(handle, Input::Dead);
+            if transfer.in_flight == 0 {
+                self.apply(handle, Input::Dead);
+            } else {
+                self.fence(connection, qp, handle);
+            }
             return;
         };
         let id = pack(Kind::Invalidate, handle);
@@ -240,6 +244,26 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
+    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
+    fn fence(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let Some(transfer) = self.transfers.get(handle) else {
+            return;
+        };
+        let link = link_of(What::Fence, handle, transfer);
+        let id = pack(Kind::Write, handle);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        self.link(connection, link, id);
     }
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
@@ -351,7 +375,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
         let (max_sge, most) = {
-            let writes = self.limits.shape.writes_at_once;
+            let writes = self.limits.shape.writes_at_once.clamp(1, 16);
             let Some(transfer) = self.transfers.get(handle) else {
                 return;
             };
@@ -363,7 +387,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
-                usize::from(writes).min(room.saturating_sub(1)),
+                // Those of a chain that was taken in part count.
+                usize::from(writes.saturating_sub(transfer.in_flight))
+                    .min(room.saturating_sub(1)),
             )
         };
         let mut posted = 0_usize;
@@ -416,7 +442,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
-            let id = pack(Kind::Write, handle);
+            let id = pack_write(handle, transfer.cursor.writes);
+            transfer.cursor.writes = transfer.cursor.writes.wrapping_add(1);
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
@@ -557,7 +584,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match link.what {
                 What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
                 What::Noop { .. } => self.counters.noops.add(1),
-                What::Register | What::Invalidate | What::Write => {}
+                What::Register | What::Invalidate | What::Fence | What::Write => {}
             }
         }
         // The descriptors of transfers whose DONE went out are no longer needed.
@@ -586,7 +613,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid } | What::Request { paid } | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Write => {}
+            What::Register | What::Invalidate | What::Fence | What::Write => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
@@ -622,10 +649,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Noop { .. } => {}
+            What::Write | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
-            What::Invalidate => &mut state.invalidates,
+            What::Invalidate | What::Fence => &mut state.invalidates,
             What::Request { .. } => {
                 state.credits.unspend();
                 &mut state.credited
