@@ -5,9 +5,15 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod book;
+pub mod job;
 pub mod node;
+pub mod plot;
+pub mod tap;
 pub mod world;
 
 pub use arena::Arena;
+pub use job::{Job, Jobs};
 pub use node::{Device, Node};
+pub use plot::{Cut, Plot};
 pub use world::{NAMES, Setup, World};
