@@ -126,8 +126,24 @@ fn cases() -> impl Strategy<Value = Case> {
 fn run(setup: Setup, depth: u16, jobs: &[Job]) -> World {
     let mut world = World::new(setup);
     let connection = world.connect_at(depth);
-    Jobs::run(&mut world, connection, jobs);
+    Jobs::run(&mut world, connection, jobs, |_| {});
     world
+}
+
+/// Now and then a device takes only part of a chain, or refuses a receive.
+fn fumble(mut seed: u64) -> impl FnMut(&mut World) {
+    move |world| {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        let draw = seed >> 32;
+        let faults = world.nodes[(draw & 1) as usize].poller.nic().faults();
+        match draw >> 1 & 7 {
+            0 | 1 => faults.accept = u32::try_from(draw >> 4 & 7).ok(),
+            2 => faults.refuse_receives = 1,
+            _ => {}
+        }
+    }
 }
 
 fn many(cases: u32) -> ProptestConfig {
@@ -149,5 +165,13 @@ proptest! {
     #[test]
     fn any_traffic_is_byte_exact(case in cases()) {
         run(case.setup, case.depth, &case.jobs).end();
+    }
+
+    #[test]
+    fn chains_that_the_device_takes_in_part_lose_and_repeat_nothing(case in cases()) {
+        let mut world = World::new(case.setup);
+        let connection = world.connect_at(case.depth);
+        Jobs::run(&mut world, connection, &case.jobs, fumble(case.setup.seed));
+        world.end();
     }
 }
