@@ -1,7 +1,6 @@
 //! Byte-exact: random PUTs and GETs beside a plain model, both nodes initiating at once.
 
-use o2poll_dataplane::endpoint::{Error, Operation};
-use o2poll_dataplane::nic::Mechanisms;
+use o2poll_dataplane::endpoint::Operation;
 use o2poll_soft::{Profile, Weather};
 use o2poll_tests::{Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;

@@ -535,9 +535,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         let room = state.on_send_queue() < self.send_wr;
         if due && room && state.wants_noop(true) {
             let qp = state.qp;
-            state.last_sent = now;
             self.noop(connection, qp);
-            self.ring(connection, qp);
+            // What the device did not take is tried again when the hand comes round.
+            if self.ring(connection, qp)
+                && let Some(state) = self.connections.get_mut(connection)
+            {
+                state.last_sent = now;
+            }
         }
     }
 
