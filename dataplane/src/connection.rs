@@ -309,8 +309,10 @@ impl Connection<'_> {
 
     /// Whether anything waits that a later poll must look at again.
     #[must_use]
-    pub const fn has_work(&self) -> bool {
-        !self.waiting.is_empty()
+    pub fn has_work(&self) -> bool {
+        // A NOOP that the device did not take, or for which there was no buffer.
+        self.wants_noop(false)
+            || !self.waiting.is_empty()
             || !self.reserve.is_empty()
             || !self.credited.is_empty()
             || !self.answers.is_empty()
