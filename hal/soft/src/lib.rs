@@ -65,9 +65,9 @@ use o2poll_dataplane::nic::{
     Status, WrId,
 };
 
-pub use bytes::{Copier, Memory, Span};
+pub use bytes::{Copier, Fragment, Memory, Span};
 pub use completion::CompletionEntry;
-pub use keys::{Fragment, RegionSlot, Window};
+pub use keys::{RegionSlot, Window};
 pub use packet::{Flags, Opcode, Packet};
 pub use profile::{Limits, Profile, Sizes};
 pub use queue_pair::{Path, QueuePair, QueuePairSlot, ReceiveEntry, SendEntry};

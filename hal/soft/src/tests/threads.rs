@@ -1,15 +1,16 @@
 //! Two cores, for real.
 
+use std::sync::Barrier;
 use std::thread;
 use std::vec::Vec;
 
 use o2poll_dataplane::nic::{
-    Completion, Layout, Nic, RKey, ReceiveQueue, Remote, Rights, SendWr, WrId,
+    Completion, Layout, Nic, RKey, ReceiveQueue, Remote, Rights, SendWr, Status, WrId,
 };
 
 use super::pair::{Both, End, connected};
 use crate::conformance::pattern;
-use crate::{Profile, Window, Wire};
+use crate::{Profile, QueuePair, Window, Wire};
 
 const ROUNDS: u32 = 300;
 const MESSAGE: usize = 900_000;
@@ -140,4 +141,119 @@ fn two_threads_see_each_others_bytes() {
         writer.join().unwrap();
     });
     assert_eq!(a.soft.counts().refused + b.soft.counts().refused, 0);
+}
+
+/// One owner kills keys while the other writes through them: what is dead stays dead.
+fn killer<W: Wire>(end: &mut End<W>, round: u32, random: &mut u32) -> bool {
+    let (region, key) = end.soft.adopt_window(Window::new(0)).unwrap();
+    let key = key.rotated();
+    let list = [end.arena.sge(0, 80_000), end.arena.sge(100_000, 70_000)];
+    listen(end);
+    let wr = SendWr::Register {
+        region,
+        key,
+        rights: Rights::REMOTE_WRITE,
+        base: 0,
+        length: 150_000,
+        layout: Layout::Fragments(&list),
+    };
+    end.soft.queue(end.qp, WrId(3), false, wr);
+    tell(end, [0, 150_000, u64::from(key.0)]);
+    end.soft.doorbell(end.qp).unwrap();
+    // At some time while the writes come.
+    *random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+    let start = end.soft.counts().bytes;
+    let until = start + u64::from(*random >> 8) % 400_000;
+    let mut patience = 20_000;
+    while end.soft.counts().bytes < until && patience != 0 {
+        end.step();
+        patience -= 1;
+        thread::yield_now();
+    }
+    end.soft
+        .queue(end.qp, WrId(4), true, SendWr::Invalidate { key });
+    end.soft.doorbell(end.qp).unwrap();
+    let killed = loop {
+        match wait(end) {
+            Completion::Done { id: WrId(4) } => break true,
+            Completion::Failed { id: WrId(4), .. } => break false,
+            _ => {}
+        }
+    };
+    assert!(killed, "round {round}");
+    let frozen = end.arena.read(0, 200_000);
+    for _ in 0..200 {
+        end.step();
+        thread::yield_now();
+    }
+    assert!(end.arena.read(0, 200_000) == frozen, "round {round}");
+    // Whatever the other had under way has ended in error here and there.
+    while end.soft.gauges().receives != 0 {
+        end.step();
+        thread::yield_now();
+    }
+    end.soft.retire_window(region).unwrap();
+    end.take();
+    end.soft.retire(end.qp).is_some()
+}
+
+fn pest<W: Wire>(end: &mut End<W>, round: u32) {
+    assert!(matches!(wait(end), Completion::Received { .. }));
+    let [address, length, key] = heard(end);
+    end.arena
+        .write(5, &pattern(round, usize::try_from(length).unwrap()));
+    let local = [end.arena.sge(5, length as u32)];
+    let remote = Remote {
+        address,
+        rkey: RKey(key as u32),
+    };
+    let wr = SendWr::Write {
+        local: &local,
+        remote,
+        imm: None,
+    };
+    let status = loop {
+        end.soft.queue(end.qp, WrId(5), true, wr);
+        end.soft.doorbell(end.qp).unwrap();
+        match wait(end) {
+            Completion::Done { .. } => {}
+            Completion::Failed { status, .. } => break status,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(status, Status::RemoteAccess, "round {round}");
+    end.soft.retire(end.qp).unwrap();
+}
+
+#[test]
+fn a_key_that_was_killed_in_the_middle_of_writes_stays_dead() {
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(Profile::frwr(), 8);
+    let barrier = Barrier::new(2);
+    let pair = |round: u32, own: u32| {
+        let number = 100 + round * 2;
+        QueuePair::new(number + own, 0, number + 1 - own, 32, 32)
+    };
+    thread::scope(|scope| {
+        let pest = scope.spawn(|| {
+            for round in 0..60 {
+                b.qp = b.soft.adopt(pair(round, 1)).unwrap();
+                listen(&mut b);
+                barrier.wait();
+                pest(&mut b, round);
+                barrier.wait();
+            }
+        });
+        let mut random = 1;
+        for round in 0..60 {
+            a.qp = a.soft.adopt(pair(round, 0)).unwrap();
+            barrier.wait();
+            assert!(killer(&mut a, round, &mut random));
+            barrier.wait();
+        }
+        pest.join().unwrap();
+    });
 }
