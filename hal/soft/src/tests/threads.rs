@@ -257,3 +257,92 @@ fn a_key_that_was_killed_in_the_middle_of_writes_stays_dead() {
         pest.join().unwrap();
     });
 }
+
+#[test]
+fn what_was_flushed_is_the_callers_again() {
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(Profile::frwr(), 8);
+    let barrier = Barrier::new(2);
+    let pair = |round: u32, own: u32| {
+        let number = 100 + round * 2;
+        QueuePair::new(number + own, 0, number + 1 - own, 32, 32)
+    };
+    const LENGTH: usize = 500_000;
+    let (region, mut key) = a.soft.adopt_window(Window::new(0)).unwrap();
+    thread::scope(|scope| {
+        let fickle = scope.spawn(|| {
+            let mut random = 5_u32;
+            for round in 0..60 {
+                b.qp = b.soft.adopt(pair(round, 1)).unwrap();
+                listen(&mut b);
+                barrier.wait();
+                assert!(matches!(wait(&mut b), Completion::Received { .. }));
+                let rkey = RKey(heard(&b)[2] as u32);
+                b.arena.write(0, &std::vec![1; LENGTH]);
+                let local = [b.arena.sge(0, LENGTH as u32)];
+                let remote = Remote { address: 0, rkey };
+                let wr = SendWr::Write {
+                    local: &local,
+                    remote,
+                    imm: None,
+                };
+                b.soft.queue(b.qp, WrId(5), true, wr);
+                b.soft.doorbell(b.qp).unwrap();
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                for _ in 0..random >> 24 {
+                    b.step();
+                }
+                b.soft.fail(b.qp);
+                while b.soft.gauges().send_slots != 0 {
+                    b.step();
+                    thread::yield_now();
+                }
+                // Ours again: the other must not see this.
+                b.arena.write(0, &std::vec![2; LENGTH]);
+                barrier.wait();
+                b.soft.retire(b.qp).unwrap();
+                b.take();
+            }
+        });
+        for round in 0..60 {
+            a.qp = a.soft.adopt(pair(round, 0)).unwrap();
+            key = key.rotated();
+            a.arena.write(0, &std::vec![0; LENGTH]);
+            let list = [a.arena.sge(0, LENGTH as u32)];
+            let wr = SendWr::Register {
+                region,
+                key,
+                rights: Rights::REMOTE_WRITE,
+                base: 0,
+                length: LENGTH as u32,
+                layout: Layout::Fragments(&list),
+            };
+            a.soft.queue(a.qp, WrId(3), false, wr);
+            tell(&mut a, [0, 0, u64::from(key.0)]);
+            barrier.wait();
+            a.soft.doorbell(a.qp).unwrap();
+            // The other comes to the barrier when it has been told that we let go: polling takes us there.
+            let done = scope.spawn(|| barrier.wait());
+            while !done.is_finished() {
+                a.step();
+                thread::yield_now();
+            }
+            for _ in 0..50 {
+                a.step();
+            }
+            let landed = a.arena.read(0, LENGTH);
+            assert!(landed.iter().all(|byte| *byte < 2), "round {round}");
+            assert!(landed.is_sorted_by(|one, next| one >= next));
+            a.soft
+                .queue(a.qp, WrId(4), true, SendWr::Invalidate { key });
+            a.soft.doorbell(a.qp).unwrap();
+            assert_eq!(wait(&mut a), Completion::Done { id: WrId(4) });
+            a.soft.retire(a.qp).unwrap();
+            a.take();
+        }
+        fickle.join().unwrap();
+    });
+}
