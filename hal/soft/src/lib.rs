@@ -24,7 +24,8 @@
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
-//! * `send`: the initiator: chains, packets, acknowledgements, retries, flushes.
+//! * `settle`: what becomes of work requests: acknowledgements, retries, errors, flushes.
+//! * `send`: the initiator: chains become packets.
 //! * `respond`: the responder: it runs what a peer asked.
 //!
 //! # Who copies
@@ -99,6 +100,7 @@ mod profile;
 mod queue_pair;
 mod respond;
 mod send;
+mod settle;
 mod wire;
 
 #[cfg(test)]
