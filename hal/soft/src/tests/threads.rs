@@ -1,7 +1,9 @@
 //! Two cores, for real.
 
-use std::sync::Barrier;
+use core::sync::atomic::{AtomicU32, Ordering};
+use core::time::Duration;
 use std::thread;
+use std::time::Instant;
 use std::vec::Vec;
 
 use o2poll_dataplane::nic::{
@@ -15,18 +17,47 @@ use crate::{Profile, QueuePair, Window, Wire};
 const ROUNDS: u32 = 300;
 const MESSAGE: usize = 900_000;
 
+/// Longest wait for the other thread: if it has panicked, this one does, too.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where two threads meet, again and again.
+struct Gate(AtomicU32);
+
+impl Gate {
+    fn new() -> Self {
+        Self(AtomicU32::new(0))
+    }
+
+    /// Says that we are here, and does something else until the other is.
+    fn meet(&self, mut meanwhile: impl FnMut()) {
+        // Both sides release what they did before, and acquire what the other did.
+        let goal = self.0.fetch_add(1, Ordering::AcqRel) / 2 * 2 + 2;
+        patiently(|| {
+            meanwhile();
+            self.0.load(Ordering::Acquire) >= goal
+        });
+    }
+}
+
+/// Tries until it is so.
+fn patiently(mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        thread::yield_now();
+        assert!(start.elapsed() < PATIENCE, "the other thread is gone");
+    }
+}
+
 /// Polls until something has completed.
 fn wait<W: Wire>(end: &mut End<W>) -> Completion {
-    loop {
-        if !end.seen.is_empty() {
-            return end.seen.remove(0);
-        }
-        end.step();
-        assert_eq!(end.fault, None);
+    patiently(|| {
         if end.seen.is_empty() {
-            thread::yield_now();
+            end.step();
         }
-    }
+        assert_eq!(end.fault, None);
+        !end.seen.is_empty()
+    });
+    end.seen.remove(0)
 }
 
 fn tell<W: Wire>(end: &mut End<W>, words: [u64; 3]) {
@@ -188,10 +219,10 @@ fn killer<W: Wire>(end: &mut End<W>, round: u32, random: &mut u32) -> bool {
     }
     assert!(end.arena.read(0, 200_000) == frozen, "round {round}");
     // Whatever the other had under way has ended in error here and there.
-    while end.soft.gauges().receives != 0 {
+    patiently(|| {
         end.step();
-        thread::yield_now();
-    }
+        end.soft.gauges().receives == 0
+    });
     end.soft.retire_window(region).unwrap();
     end.take();
     end.soft.retire(end.qp).is_some()
@@ -232,7 +263,7 @@ fn a_key_that_was_killed_in_the_middle_of_writes_stays_dead() {
         mut b,
         hoard: _hoard,
     } = connected(Profile::frwr(), 8);
-    let barrier = Barrier::new(2);
+    let gate = Gate::new();
     let pair = |round: u32, own: u32| {
         let number = 100 + round * 2;
         QueuePair::new(number + own, 0, number + 1 - own, 32, 32)
@@ -242,17 +273,17 @@ fn a_key_that_was_killed_in_the_middle_of_writes_stays_dead() {
             for round in 0..60 {
                 b.qp = b.soft.adopt(pair(round, 1)).unwrap();
                 listen(&mut b);
-                barrier.wait();
+                gate.meet(|| ());
                 pest(&mut b, round);
-                barrier.wait();
+                gate.meet(|| ());
             }
         });
         let mut random = 1;
         for round in 0..60 {
             a.qp = a.soft.adopt(pair(round, 0)).unwrap();
-            barrier.wait();
+            gate.meet(|| ());
             assert!(killer(&mut a, round, &mut random));
-            barrier.wait();
+            gate.meet(|| ());
         }
         pest.join().unwrap();
     });
@@ -265,7 +296,7 @@ fn what_was_flushed_is_the_callers_again() {
         mut b,
         hoard: _hoard,
     } = connected(Profile::frwr(), 8);
-    let barrier = Barrier::new(2);
+    let gate = Gate::new();
     let pair = |round: u32, own: u32| {
         let number = 100 + round * 2;
         QueuePair::new(number + own, 0, number + 1 - own, 32, 32)
@@ -278,7 +309,7 @@ fn what_was_flushed_is_the_callers_again() {
             for round in 0..60 {
                 b.qp = b.soft.adopt(pair(round, 1)).unwrap();
                 listen(&mut b);
-                barrier.wait();
+                gate.meet(|| ());
                 assert!(matches!(wait(&mut b), Completion::Received { .. }));
                 let rkey = RKey(heard(&b)[2] as u32);
                 b.arena.write(0, &std::vec![1; LENGTH]);
@@ -296,13 +327,13 @@ fn what_was_flushed_is_the_callers_again() {
                     b.step();
                 }
                 b.soft.fail(b.qp);
-                while b.soft.gauges().send_slots != 0 {
+                patiently(|| {
                     b.step();
-                    thread::yield_now();
-                }
+                    b.soft.gauges().send_slots == 0
+                });
                 // Ours again: the other must not see this.
                 b.arena.write(0, &std::vec![2; LENGTH]);
-                barrier.wait();
+                gate.meet(|| ());
                 b.soft.retire(b.qp).unwrap();
                 b.take();
             }
@@ -322,14 +353,10 @@ fn what_was_flushed_is_the_callers_again() {
             };
             a.soft.queue(a.qp, WrId(3), false, wr);
             tell(&mut a, [0, 0, u64::from(key.0)]);
-            barrier.wait();
+            gate.meet(|| ());
             a.soft.doorbell(a.qp).unwrap();
-            // The other comes to the barrier when it has been told that we let go: polling takes us there.
-            let done = scope.spawn(|| barrier.wait());
-            while !done.is_finished() {
-                a.step();
-                thread::yield_now();
-            }
+            // The other comes when it has been told that we let go, and for that we must poll.
+            gate.meet(|| a.step());
             for _ in 0..50 {
                 a.step();
             }
