@@ -25,7 +25,7 @@ use o2poll_hal::count_alloc::Counts;
 use o2poll_soft::{Gauges, QueuePair, Window};
 
 use crate::Error;
-use crate::application::{Application, Notice};
+use crate::application::{Application, Nobody, Notice};
 use crate::fabric::{Dial, Effect, Id, Manager, port, wires};
 use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, ring_of};
 use crate::plan::Plan;
@@ -109,6 +109,20 @@ pub struct FinishedThread {
 pub struct Options {
     /// Registered memory for the owner of a node that has no application, in bytes, less than 4 GiB.
     pub memory: usize,
+}
+
+impl Control<Nobody> {
+    /// Starts every node of a file; each is handed out by [`node`](Self::node). Jobs of the file are not looked at.
+    ///
+    /// # Errors
+    /// What could not be had. Nothing runs then.
+    pub fn start_nodes(
+        config: &Config,
+        machine: &Machine<'_>,
+        options: Options,
+    ) -> Result<Self, Error> {
+        Self::start(config, machine, options, |_, _, _| Ok(None))
+    }
 }
 
 impl<A: Application> Control<A> {
@@ -312,7 +326,7 @@ impl<A: Application> Control<A> {
         side.node.take()
     }
 
-    /// Connects two nodes, and waits until both ends know.
+    /// Connects two nodes, and waits until the first may submit.
     ///
     /// # Errors
     /// Why not.
