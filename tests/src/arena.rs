@@ -15,6 +15,9 @@ pub struct Arena {
     lkey: LKey,
 }
 
+// SAFETY: the pointer is to leaked memory that only this value hands out.
+unsafe impl Send for Arena {}
+
 impl Arena {
     /// `length` bytes, page-aligned, filled with `0xee`, registered with `device`.
     pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {

@@ -5,9 +5,12 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod mover;
 pub mod node;
+pub mod threads;
 pub mod world;
 
 pub use arena::Arena;
+pub use mover::Mover;
 pub use node::{Device, Node};
 pub use world::{NAMES, Setup, World};
