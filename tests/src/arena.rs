@@ -4,8 +4,10 @@
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::nic::LKey;
+use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
+
+use crate::lend::{lend_all, lend_one};
 
 /// A bump allocator over leaked memory that a device knows.
 pub struct Arena {
@@ -21,12 +23,17 @@ unsafe impl Send for Arena {}
 impl Arena {
     /// `length` bytes, page-aligned, filled with `0xee`, registered with `device`.
     pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {
-        let backing = vec![0xee_u8; length + 4096].leak();
+        Self::granting(device, length, Rights::LOCAL_WRITE)
+    }
+
+    /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
+    pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
+        let backing = lend_all(vec![0xee_u8; length + 4096]);
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
         // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
         // through `peek`, which copies.
-        let memory = unsafe { Memory::new(base, length, 0) };
+        let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
         let lkey = device.register(memory).expect("room for one memory");
         Self {
             base,
@@ -54,7 +61,7 @@ impl Arena {
     ) -> &'static mut PageList<'static> {
         let total: usize = pieces.iter().map(|piece| (piece + hole) as usize).sum();
         let mut rest = self.take(total, offset);
-        let list = Box::leak(Box::new(PageList::new()));
+        let list = lend_one(PageList::new());
         for piece in pieces {
             let (head, tail) = rest.split_at(*piece).expect("counted above");
             let (_hole, tail) = tail.split_at(hole).expect("counted above");
@@ -62,6 +69,12 @@ impl Arena {
             rest = tail;
         }
         list
+    }
+
+    /// The key over all of it.
+    #[must_use]
+    pub const fn key(&self) -> LKey {
+        self.lkey
     }
 
     /// One piece of `length` bytes.

@@ -5,12 +5,18 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod hostile;
+pub mod lab;
+pub mod lend;
 pub mod mover;
 pub mod node;
+pub mod raw_peer;
 pub mod threads;
 pub mod world;
 
 pub use arena::Arena;
+pub use lab::Lab;
 pub use mover::Mover;
 pub use node::{Device, Node};
+pub use raw_peer::{Inbound, RawPeer};
 pub use world::{NAMES, Setup, World};

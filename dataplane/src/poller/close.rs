@@ -304,6 +304,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         if self.ends.reports.free() == 0 {
             return false;
         }
+        // Ending its transfers has listed it again.
+        self.connections.unlink(&mut self.listed, connection);
         if let Some(qp) = self.nic.retire(qp) {
             self.connections.remove(connection);
             let _ = self.ends.reports.push(Report::Gone {

@@ -463,7 +463,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid }
         };
         let link = link_of(what, handle, transfer);
-        let envelope = envelope_of(state, paid);
+        let envelope = state.terms.envelope(paid);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -497,7 +497,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let paid = state.credits.pay();
         let message = Message {
-            envelope: envelope_of(state, paid),
+            envelope: state.terms.envelope(paid),
             body: Body::Noop,
         };
         let length = message.encode(buffer.bytes()).unwrap_or(0);
@@ -646,18 +646,6 @@ const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
         handle,
         phase: transfer.phase,
         cursor: transfer.cursor,
-    }
-}
-
-const fn envelope_of(state: &crate::connection::Connection<'_>, paid: u8) -> Envelope {
-    let terms = &state.terms;
-    Envelope {
-        version: terms.version,
-        credits: paid,
-        source: terms.local,
-        source_stamp: terms.local_stamp,
-        destination: terms.peer,
-        destination_stamp: terms.peer_stamp,
     }
 }
 
