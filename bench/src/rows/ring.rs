@@ -85,7 +85,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "index ring",
             singles_here(
                 1,
-                7,
+                OBJECT,
                 move |v| producer.push(v).is_ok(),
                 move || consumer.pop(),
             ),
@@ -95,7 +95,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "rtrb",
             singles_here(
                 1,
-                7,
+                OBJECT,
                 move |v| their_producer.push(v).is_ok(),
                 move || their_consumer.pop().ok(),
             ),
@@ -106,7 +106,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "index ring, slices",
             slices_here(
                 burst,
-                7,
+                OBJECT,
                 move |from| producer.push_slice(from),
                 move |to| consumer.pop_slice(to),
             ),
@@ -116,7 +116,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "rtrb, slices",
             slices_here(
                 burst,
-                7,
+                OBJECT,
                 move |from| their_producer.push_partial_slice(from).0.len(),
                 move |to| their_consumer.pop_partial_slice(to).0.len(),
             ),
@@ -136,7 +136,7 @@ fn index_here(row: Row, burst: usize) -> Row {
         "heapless spsc",
         singles_here(
             burst,
-            7,
+            OBJECT,
             move |v| producer.enqueue(v).is_ok(),
             move || consumer.dequeue(),
         ),
@@ -144,7 +144,12 @@ fn index_here(row: Row, burst: usize) -> Row {
     .here(
         Role::Rival,
         "crossbeam ArrayQueue",
-        singles_here(burst, 7, move |v| same.push(v).is_ok(), move || queue.pop()),
+        singles_here(
+            burst,
+            OBJECT,
+            move |v| same.push(v).is_ok(),
+            move || queue.pop(),
+        ),
     )
 }
 
@@ -169,29 +174,29 @@ fn index_across(row: Row, burst: usize) -> Row {
         row.across(
             Role::Ours,
             "index ring",
-            singles_near(7, move |v| producer.push(v).is_ok()),
+            singles_near(OBJECT, move |v| producer.push(v).is_ok()),
             singles_far(move || consumer.pop()),
         )
         .across(
             Role::Rival,
             "rtrb",
-            singles_near(7, move |v| their_producer.push(v).is_ok()),
+            singles_near(OBJECT, move |v| their_producer.push(v).is_ok()),
             singles_far(move || their_consumer.pop().ok()),
         )
     } else {
         row.across(
             Role::Ours,
             "index ring, slices",
-            slices_near(burst, 7, move |from| producer.push_slice(from)),
-            slices_far(burst, 7, move |to| consumer.pop_slice(to)),
+            slices_near(burst, OBJECT, move |from| producer.push_slice(from)),
+            slices_far(burst, OBJECT, move |to| consumer.pop_slice(to)),
         )
         .across(
             Role::Rival,
             "rtrb, slices",
-            slices_near(burst, 7, move |from| {
+            slices_near(burst, OBJECT, move |from| {
                 their_producer.push_partial_slice(from).0.len()
             }),
-            slices_far(burst, 7, move |to| {
+            slices_far(burst, OBJECT, move |to| {
                 their_consumer.pop_partial_slice(to).0.len()
             }),
         )
@@ -202,13 +207,13 @@ fn index_across(row: Row, burst: usize) -> Row {
     row.across(
         Role::Rival,
         "heapless spsc",
-        singles_near(7, move |v| producer.enqueue(v).is_ok()),
+        singles_near(OBJECT, move |v| producer.enqueue(v).is_ok()),
         singles_far(move || consumer.dequeue()),
     )
     .across(
         Role::Rival,
         "crossbeam ArrayQueue",
-        singles_near(7, move |v| same.push(v).is_ok()),
+        singles_near(OBJECT, move |v| same.push(v).is_ok()),
         singles_far(move || queue.pop()),
     )
 }
@@ -511,5 +516,6 @@ fn heapless_queue<T>() -> (
 
 const SLOTS: usize = 1024;
 const BURSTS: [usize; 4] = [1, 8, 32, 128];
+const OBJECT: u64 = 7;
 const MESSAGE: Message = [7; 7];
 const LINE: Line = Line([7; 8]);
