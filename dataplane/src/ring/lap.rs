@@ -7,8 +7,8 @@
 //! the line crosses twice. What is sent together is better pushed together: a burst is published
 //! from its last message to its first, so nobody looks at its lines before they are complete.
 //!
-//! A small ring is a fast one: 16 to 256 slots stay in the first-level caches of both cores, and a
-//! round trip then costs a third less than through 1024.
+//! A small ring is a fast one: with 16 or 64 slots each way, all lines stay in the first-level caches
+//! of both cores, and a round trip costs a sixth to a third less than with 256 or more.
 
 use core::fmt;
 
