@@ -15,6 +15,7 @@ use o2poll_soft::{Lossy, Ports, Soft, Window};
 
 use crate::Arena;
 use crate::book::{Events, Submissions, keep};
+use crate::lend::{lend, lend_one};
 use crate::tap::Tap;
 use crate::world::Setup;
 
@@ -52,16 +53,8 @@ pub struct Node {
     pub stopped: Option<Leftovers>,
 }
 
-/// A slice that lives for ever.
-pub fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
-    core::iter::repeat_with(make)
-        .take(count)
-        .collect::<Vec<T>>()
-        .leak()
-}
-
 fn ring_of<T>(capacity: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
-    let indices = Box::leak(Box::new(Indices::new()));
+    let indices = lend_one(Indices::new());
     ring::index_ring(indices, lend(capacity, ring::Slot::new)).expect("a power of two")
 }
 
@@ -100,7 +93,7 @@ impl Node {
         let mut device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
         let mut arena = Arena::new(&mut device, setup.memory);
-        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
+        let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
             transfers: lend(sizes.transfers, Slot::vacant),
