@@ -47,10 +47,15 @@ fn main() -> Result<()> {
     let mut control = Control::start_nodes(&config, &machine, Options { memory: 1 << 20 })?;
     println!("{}", control.placement());
     let link = control.connect(client, server, PATIENCE)?;
-    println!("{client} is connected with {server}: queue depth {}", link.queue_depth);
+    println!(
+        "{client} is connected with {server}: queue depth {}",
+        link.queue_depth
+    );
 
     // 64 KiB do not fit into a message: they move by RDMA WRITE, under a key made for this one transfer.
-    let node = control.node(client).context("the client is not handed out")?;
+    let node = control
+        .node(client)
+        .context("the client is not handed out")?;
     let memory = node.memory(64 << 10).context("no memory left")?;
     let greeting: Vec<u8> = b"hello, ".iter().copied().cycle().take(64 << 10).collect();
     memory.write_at(0, &greeting);
@@ -101,7 +106,9 @@ fn transfer(
         operation,
         timeout: None,
     };
-    let node = control.node(client).context("the client is not handed out")?;
+    let node = control
+        .node(client)
+        .context("the client is not handed out")?;
     node.submit(Submission::Transfer(request))
         .map_err(|_| anyhow!("the submission ring is full"))?;
     match control.wait(client, PATIENCE)? {

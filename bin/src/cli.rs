@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use o2poll::{Bars, Error, Report, outline, run};
+use o2poll::{Bars, NodeError, Report, outline, run};
 use o2poll_config::{Config, Device, Machine, Overrides, SoftProfile, parse_duration};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -111,7 +111,7 @@ fn run_file(args: &RunArgs) -> ExitCode {
         Err(error) => {
             eprintln!("o2poll: {error}");
             return ExitCode::from(match error {
-                Error::Fault { .. } | Error::Died { .. } => BROKEN,
+                NodeError::Fault { .. } | NodeError::Died { .. } => BROKEN,
                 _ => NOT_STARTED,
             });
         }

@@ -29,20 +29,18 @@ pub(crate) fn wires(nodes: usize) -> Vec<Vec<Port<'static>>> {
         returned: Box::leak(Box::new(Returned::new())),
         slots: lend(LANE_SLOTS, LapSlot::new),
     };
-    let mut ports: Vec<Vec<Option<Port<'static>>>> = (0..nodes)
-        .map(|_| (0..nodes).map(|_| None).collect())
-        .collect();
-    for near in 0..nodes {
-        for far in near + 1..nodes {
+    let mut ports: Vec<Vec<Port<'static>>> = (0..nodes).map(|_| Vec::new()).collect();
+    for far in 0..nodes {
+        // Ports of nodes before `far` come to it in order, and its own to each of those in order too.
+        let (before, after) = ports.split_at_mut(far);
+        let Some(own) = after.first_mut() else { break };
+        for near in before {
             let (here, there) = link(lane(), lane()).expect("a power of two of slots");
-            ports[near][far] = Some(here);
-            ports[far][near] = Some(there);
+            near.push(here);
+            own.push(there);
         }
     }
     ports
-        .into_iter()
-        .map(|of| of.into_iter().flatten().collect())
-        .collect()
 }
 
 /// The port of node `from` that leads to node `to`, as [`wires`] numbers them.

@@ -112,7 +112,7 @@ mod workload;
 pub use application::{Application, Nobody, Notice, Port, Turn};
 pub use control::{Control, Finished, FinishedNode, FinishedThread, Options};
 pub use copy::{Copy, Hash};
-pub use error::Error;
+pub use error::NodeError;
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
 pub use measure::{Cost, Histogram, Span};
 pub use node::{Device, Link, Node};

@@ -131,7 +131,7 @@ mod tests {
         let mut random = Random::new(1);
         let mut seen = [false; 7];
         for _ in 0..1000 {
-            seen[random.below(7) as usize] = true;
+            seen[usize::try_from(random.below(7)).unwrap()] = true;
         }
         assert_eq!(seen, [true; 7]);
     }

@@ -127,7 +127,7 @@ impl Workload {
         region: &Export,
         hertz: u64,
         counters: [&'static Counters; 2],
-    ) -> Result<Self, crate::Error> {
+    ) -> Result<Self, crate::NodeError> {
         let mut sorted: Vec<(u32, u64)> = job
             .sizes
             .iter()
@@ -142,7 +142,7 @@ impl Workload {
             same
         });
         if sorted.len() > MOST_SIZES {
-            return Err(crate::Error::ManySizes {
+            return Err(crate::NodeError::ManySizes {
                 given: sorted.len(),
                 most: MOST_SIZES,
             });
@@ -598,7 +598,7 @@ fn slices(
     region: &Export,
     largest: u32,
     in_flight: u32,
-) -> Result<Vec<(MatchBits, u32)>, crate::Error> {
+) -> Result<Vec<(MatchBits, u32)>, crate::NodeError> {
     let largest = largest.max(1);
     let wanted = usize::try_from(in_flight).unwrap_or(usize::MAX);
     let all = region.pieces().flat_map(|piece| {
@@ -606,7 +606,7 @@ fn slices(
     });
     let slices: Vec<(MatchBits, u32)> = all.take(wanted).collect();
     if slices.len() < wanted {
-        return Err(crate::Error::SmallPieces {
+        return Err(crate::NodeError::SmallPieces {
             export: region.name.clone(),
             piece: region.piece,
             room: slices.len(),
@@ -641,7 +641,7 @@ const MOST_FAILURES: u64 = 100;
 
 #[cfg(test)]
 mod tests {
-    use super::{BITE, Layers, Pattern, Portal, Workload, differences_at, fill_at, share, slices};
+    use super::{Layers, Pattern, Portal, Workload, differences_at, fill_at, share, slices};
     use core::time::Duration;
     use o2poll_config::{self as config, Content, Export, ExportRef, WeightedSize};
     use o2poll_dataplane::counters::Counters;
@@ -814,7 +814,7 @@ mod tests {
 
     #[test]
     fn memory_comes_back_in_its_order() {
-        let mut workload = workload(&[(8, 1), (16, 1), (BITE as u32, 1)], 1.0);
+        let mut workload = workload(&[(8, 1), (16, 1), (16 << 10, 1)], 1.0);
         let slot = &mut workload.slots[0];
         let places = |slot: &super::Slot| -> Vec<u64> {
             slot.memory
