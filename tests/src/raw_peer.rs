@@ -214,6 +214,17 @@ impl RawPeer {
 
     /// Opens a queue pair and posts its receives; it is the one used from now on.
     pub fn open(&mut self, number: u32, peer: u32, depth: u16) {
+        if let Some(line) = self.line.take() {
+            self.device.retire(line.qp);
+            let (old, kept) = core::mem::take(&mut self.receives)
+                .into_iter()
+                .partition(|(_, (qp, _))| *qp == line.qp);
+            self.receives = kept;
+            let old: HashMap<u64, (Qp, Range<'static>)> = old;
+            self.spare.extend(old.into_values().map(|(_, range)| range));
+            self.spare
+                .extend(self.messages.drain().map(|(_, range)| range));
+        }
         let pair = QueuePair::new(number, 0, peer, SENDS, RECEIVES);
         let qp = self.device.adopt(pair).expect("room for a queue pair");
         self.line = Some(Line { qp, depth });
@@ -433,7 +444,10 @@ impl RawPeer {
     pub fn get_req<'m>(&self, cookie: u64, match_bits: u64, sink: &'m [Fragment]) -> Body<'m> {
         let length = sink.iter().map(|piece| piece.length).sum();
         Body::GetReq {
-            header: self.header(0, get(match_bits, WireHandle::from_words(7, cookie), length)),
+            header: self.header(
+                0,
+                get(match_bits, WireHandle::from_words(7, cookie), length),
+            ),
             cookie,
             sink: Descriptor::new(self.key(), sink),
         }
@@ -461,7 +475,10 @@ impl RawPeer {
     fn post_send(&mut self, id: u64, wr: SendWr<'_>) -> u64 {
         let qp = self.qp();
         self.device.queue(qp, WrId(id), true, wr);
-        assert!(self.device.doorbell(qp).is_ok(), "the peer's send queue is full");
+        assert!(
+            self.device.doorbell(qp).is_ok(),
+            "the peer's send queue is full"
+        );
         id
     }
 

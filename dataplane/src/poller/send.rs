@@ -388,8 +388,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
                 // Those of a chain that was taken in part count.
-                usize::from(writes.saturating_sub(transfer.in_flight))
-                    .min(room.saturating_sub(1)),
+                usize::from(writes.saturating_sub(transfer.in_flight)).min(room.saturating_sub(1)),
             )
         };
         let mut posted = 0_usize;
