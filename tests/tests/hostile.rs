@@ -42,6 +42,7 @@ fn lab() -> Lab {
 /// Lets the peer do something with a GET and a PUT of it under way, and a GET with another peer. Its
 /// connection must end for this reason; then it connects again, and all is well.
 fn costs_the_connection(lab: &mut Lab, what: &str, why: Reason, act: impl FnOnce(&mut RawPeer)) {
+    while lab.node.events.pop().is_some() {}
     let connection = lab.connection(0);
     let counters = lab.node.counters;
     let before = (
@@ -772,10 +773,10 @@ fn killing_keys_at_the_wrong_moment() {
     assert_eq!(lab.gone(connection), Reason::BadInvalidate);
     lab.connect(0);
     // A dead key, one that never was, and one of a memory.
-    lab.ask(0, 1, GET, BULK);
+    lab.ask(0, 6, GET, BULK);
     let dead = lab.receive(0).grant();
     lab.peers[0].say(Body::GetDone(dead.done(1)));
-    lab.event_of(1);
+    assert_eq!(told(lab.event_of(6)), Ok(1));
     let memory = RKey(lab.node.arena.key().0);
     for key in [dead.key, RKey(0), RKey(u32::MAX), memory] {
         let why = Reason::Device(Status::RemoteInvalidate);

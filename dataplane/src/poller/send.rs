@@ -231,9 +231,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            if transfer.in_flight == 0 {
-                self.apply(handle, Input::Dead);
-            } else {
+            let in_flight = transfer.in_flight != 0;
+            self.apply(handle, Input::Dead);
+            if in_flight {
                 self.fence(connection, qp, handle);
             }
             return;
