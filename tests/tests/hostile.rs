@@ -1,6 +1,6 @@
 //! What a peer can get wrong, and that it costs only its own connection.
 
-use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Operation};
+use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Incoming, Operation};
 use o2poll_dataplane::nic::{RKey, Status};
 use o2poll_dataplane::poller::{Order, Reason};
 use o2poll_dataplane::wire::lnet::{self, WireHandle};
@@ -1016,5 +1016,21 @@ fn what_the_device_refuses() {
         let why = Reason::Device(Status::Flushed);
         costs_the_connection(&mut lab, what, why, act);
     }
+    ends_well(lab);
+}
+
+/// A PUT_REQ of nothing is refused with status 0, which is how it succeeds.
+#[test]
+fn a_put_request_of_nothing_has_landed() {
+    let mut lab = lab();
+    lab.export(5, EntryOptions::PUT | EntryOptions::EVENTS, 100);
+    let request = lab.peers[0].put_req(6, 5, 0);
+    lab.peers[0].say(request);
+    let Event::Landed(landed) = lab.event() else {
+        panic!("not told");
+    };
+    let expected = (Incoming::Put { hdr_data: 77 }, Ok(0));
+    assert_eq!((landed.operation, landed.outcome), expected);
+    assert_eq!(lab.receive(0).message().body, Body::PutNak(nothing(6)));
     ends_well(lab);
 }

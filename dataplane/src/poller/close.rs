@@ -76,7 +76,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let event = Landed {
             token: state.token,
             operation: match state.role {
-                Role::Sink | Role::Ack => Incoming::Put {
+                Role::Sink | Role::Ack | Role::Nak(_) => Incoming::Put {
                     hdr_data: state.hdr_data,
                 },
                 _ => Incoming::Get,
