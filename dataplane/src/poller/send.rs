@@ -455,7 +455,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
+        let wants_ack = transfer.role == Role::Put
+            && transfer.handle != WireHandle::NONE
+            && transfer.abandoned.is_none();
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,
