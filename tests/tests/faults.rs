@@ -583,6 +583,7 @@ fn a_timeout_in_every_phase() {
                     match event {
                         Event::Done { outcome, .. } => {
                             assert!(matches!(outcome, Ok(_) | Err(Error::TimedOut)));
+                            run.failed += usize::from(outcome.is_err());
                             run.done += 1;
                         }
                         other => panic!("{other:?}"),

@@ -43,6 +43,8 @@ const _: () = assert!(PING_BYTES as usize == ping::BYTES);
 
 /// -ENODATA: no buffer matches.
 const ENODATA: i32 = -61;
+/// -ENOMEM: no window is free.
+const ENOMEM: i32 = -12;
 /// -EPROTONOSUPPORT: no mechanism covers the buffer.
 const EPROTONOSUPPORT: i32 = -93;
 
@@ -624,14 +626,37 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             return Ok(then);
         }
-        let Some(window) = self.windows.take(true) else {
-            return Ok(Then::Hold);
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST);
         };
-        if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = Some(window);
-            transfer.cookie = cookie;
-            transfer.length = header.payload_length;
+        // A small GET has no window yet, and nobody checked whether one could cover its memory.
+        let mappable = match &transfer.place {
+            Place::Own(memory) => {
+                let pieces = memory.slice(0, header.payload_length);
+                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+            }
+            _ => false,
+        };
+        if mappable && transfer.window.is_none() {
+            transfer.window = self.windows.take(true);
         }
+        let refusal = match (mappable, &transfer.window) {
+            (true, Some(_)) => None,
+            (true, None) => Some((ENOMEM, Error::NoWindow)),
+            (false, _) => Some((EPROTONOSUPPORT, Error::Unmappable)),
+        };
+        if let Some((errno, error)) = refusal {
+            let then = self.refuse(connection, Role::Nak(errno), cookie, again, now)?;
+            if !matches!(then, Then::Hold) {
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.outcome = Err(error);
+                }
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        transfer.cookie = cookie;
+        transfer.length = header.payload_length;
         self.apply(handle, Input::ReplyRequest);
         Ok(REPOST)
     }
