@@ -248,7 +248,7 @@ impl Lab {
     /// A bulk or small GET or PUT of the node to portal 5 of a peer.
     pub fn ask(&mut self, peer: usize, token: u64, operation: Operation, length: u32) -> Sge {
         let memory = self.node.arena.flat(length, 5);
-        let piece = memory.pieces()[0];
+        let piece = memory.pieces().first().copied().unwrap_or_default();
         let connection = self.connection(peer);
         let request = World::request(connection, token, 7, 0, operation, memory);
         self.node.submit(request);
