@@ -360,6 +360,19 @@ impl RawPeer {
         )
     }
 
+    /// Sends more bytes than any message has.
+    pub fn send_long(&mut self, length: u32) -> u64 {
+        let range = self.arena.take(length as usize, 0);
+        let id = self.name();
+        self.post_send(
+            id,
+            SendWr::Send {
+                message: range.sge(),
+                invalidate: None,
+            },
+        )
+    }
+
     /// Writes bytes into memory of the node under a key; ask [`outcome`](Self::outcome) what came of it.
     pub fn write(&mut self, key: RKey, address: u64, bytes: &[u8]) -> u64 {
         let mut range = self

@@ -484,3 +484,37 @@ fn a_key_whose_message_never_went_out_dies_too() {
     lab.works(1);
     lab.end();
 }
+
+/// The next transfers over the same window have other keys: the old ones stay dead while those live.
+#[test]
+fn a_kept_key_does_not_come_back_to_life_with_the_next_transfer_over_its_window() {
+    for profile in [Profile::frwr(), Profile::mlx5(), Profile::windows()] {
+        for cut in [None, Some(0), Some(1)] {
+            let mut setup = setup(profile);
+            setup.shape.windows = 2;
+            let mut lab = Lab::connected(setup, 2);
+            let mut kept = Vec::new();
+            for round in 0..5 {
+                // A chain that the device does not take (in full) must not lose count of the keys.
+                lab.node.poller.nic().faults().accept = cut;
+                let at = lab.ask(0, TOKEN, GET, LENGTH).address;
+                let grant = lab.receive(0).grant();
+                let before = lab.node.arena.peek(at, LENGTH as usize);
+                for key in &kept {
+                    assert_ne!(*key, grant.key);
+                }
+                if round == 4 {
+                    let id = lab.peers[0].write(kept[3], grant.address, b"with the last key");
+                    assert_eq!(lab.outcome(0, id), Err(Status::RemoteAccess));
+                    assert_eq!(lab.node.arena.peek(at, LENGTH as usize), before);
+                    break;
+                }
+                kept.push(grant.key);
+                lab.peers[0].say(Body::GetDone(grant.done(0)));
+                assert_eq!(told(lab.event_of(TOKEN)), Ok(0));
+            }
+            lab.works(1);
+            lab.end();
+        }
+    }
+}

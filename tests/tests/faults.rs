@@ -54,7 +54,7 @@ struct Run {
 
 fn pattern(seed: usize, length: usize) -> Vec<u8> {
     (0..length)
-        .map(|n| (n.wrapping_mul(31) ^ (n >> 8) ^ seed.wrapping_mul(77)) as u8)
+        .map(|n| (n.wrapping_mul(31) ^ (n >> 8) ^ seed.wrapping_mul(77)).to_le_bytes()[0])
         .collect()
 }
 
@@ -306,20 +306,20 @@ fn mixed(count: usize) -> Vec<(usize, Operation, u32)> {
 
 #[test]
 fn chains_cut_and_receives_refused_at_random_all_the_time() {
-    for seed in 0..40 {
-        let mut setup = setup(profiles()[seed as usize % 3]);
-        setup.shape.writes_at_once = 1 + (seed % 5) as u16;
+    for seed in 0..40_u32 {
+        let mut setup = setup(profiles()[(seed % 3) as usize]);
+        setup.shape.writes_at_once = 1 + u16::try_from(seed % 5).unwrap();
         setup.shape.windows = 2 + (seed % 7) as usize;
         let mut run = Run::new(setup, &mixed(48));
         run.submit_all(&setup.profile);
-        let mut random = seed;
+        let mut random = u64::from(seed);
         run.drive(1_000_000, false, |world, _| {
             for node in &mut world.nodes {
                 let faults = node.poller.nic().faults();
-                if draw(&mut random) % 4 != 0 {
+                if !draw(&mut random).is_multiple_of(4) {
                     faults.accept = Some((draw(&mut random) % 6) as u32);
                 }
-                if draw(&mut random) % 8 == 0 {
+                if draw(&mut random).is_multiple_of(8) {
                     faults.refuse_receives = (draw(&mut random) % 5) as u32;
                 }
             }
@@ -410,8 +410,7 @@ fn strike(blow: Blow, stride: usize) {
             (faults.cut, faults.fail) = (None, None);
         }
         if hit && !matches!(blow, Blow::Stop(_)) {
-            for of in 0..2 {
-                let connection = connections[of];
+            for (of, connection) in connections.into_iter().enumerate() {
                 run.world.nodes[of].order(Order::Close { connection });
             }
             assert!(run.world.until(1_000_000, |world| {
@@ -549,7 +548,7 @@ fn a_full_event_ring_holds_everything_back_and_loses_nothing() {
         }
         world.step();
         // A slow application, at times asleep.
-        if draw(&mut random) % 100 == 0 {
+        if draw(&mut random).is_multiple_of(100) {
             for node in &mut world.nodes {
                 match node.events.pop() {
                     Some(Event::Done { outcome, .. }) => {

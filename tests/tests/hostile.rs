@@ -1004,17 +1004,18 @@ fn what_comes_before_establish_on_the_accepting_side_is_served_at_once() {
 #[test]
 fn what_the_device_refuses() {
     let mut lab = lab();
-    let cases: [(&str, fn(&mut RawPeer)); 2] = [
-        ("no key", |peer| {
-            peer.write(RKey(0x1234_5678), 0, &[1; 10]);
-        }),
-        ("the node's own memory", |peer| {
-            peer.write(RKey(0), 4096, &[1; 10]);
-        }),
-    ];
-    for (what, act) in cases {
+    // A message that is longer than its buffer.
+    let connection = lab.connection(0);
+    lab.peers[0].send_long(5000);
+    let why = Reason::Device(Status::LocalLength);
+    assert_eq!(lab.gone(connection), why);
+    lab.connect(0);
+    let memory = lab.node.arena.key().0;
+    for key in [0x1234_5678, 0, memory] {
         let why = Reason::Device(Status::Flushed);
-        costs_the_connection(&mut lab, what, why, act);
+        costs_the_connection(&mut lab, "write", why, |peer| {
+            peer.write(RKey(key), 4096, &[1; 10]);
+        });
     }
     ends_well(lab);
 }
