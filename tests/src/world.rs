@@ -172,12 +172,13 @@ impl World {
             quiet = if self.step() { 0 } else { quiet + 1 };
         }
         let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
+        let picture = self.picture();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
             assert_eq!(node.poller.nic().gauges().live_keys, 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
-            assert_eq!(ours.bulk, 0, "a bulk request without an answer");
-            assert_eq!(ours.outstanding, theirs.owed, "a credit was lost");
+            assert_eq!(ours.bulk, 0, "a bulk request without an answer: {heard:#?} {picture}");
+            assert_eq!(ours.outstanding, theirs.owed, "a credit was lost: {heard:#?} {picture}");
             assert!(ours.owed < self.high_water, "credits kept at rest");
         }
     }
