@@ -176,6 +176,8 @@ pub struct Connection<'a> {
     pub(crate) token: u64,
     pub(crate) state: State,
     pub(crate) why: Option<crate::poller::Reason>,
+    /// The request behind all others is posted: what is done and was not signalled is told by its end.
+    pub(crate) draining: bool,
     pub(crate) credits: Credits,
     /// Transfers of ours that wait for their share of the queue pair.
     pub(crate) waiting: Queue,
@@ -219,6 +221,7 @@ impl Connection<'_> {
             token,
             state,
             why: None,
+            draining: false,
             credits: Credits::new(terms.queue_depth, terms.high_water),
             waiting: Queue::new(),
             reserve: Queue::new(),

@@ -65,6 +65,8 @@ pub enum Kind {
     Noop = 5,
     /// A posted receive. The handle names the receive.
     Receive = 6,
+    /// The last request of a failed queue pair. The handle names the connection.
+    Drain = 7,
 }
 
 /// Kind and handle in one work request id.
@@ -91,6 +93,7 @@ pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
         4 => Kind::Invalidate,
         5 => Kind::Noop,
         6 => Kind::Receive,
+        7 => Kind::Drain,
         _ => return None,
     };
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
@@ -423,6 +426,7 @@ mod tests {
             Kind::Invalidate,
             Kind::Noop,
             Kind::Receive,
+            Kind::Drain,
         ] {
             assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
         }

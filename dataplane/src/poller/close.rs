@@ -260,6 +260,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// A window whose key may be alive goes to the control side first, and its transfer waits for it:
     /// a key of an mkey is good on every queue pair of its protection domain.
     pub(super) fn drain(&mut self, connection: Handle) -> bool {
+        self.drain_sends(connection);
         let Some(state) = self.connections.get(connection) else {
             return true;
         };

@@ -38,7 +38,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.receive_failed(handle, failed);
                 return;
             }
-            Kind::Noop => Some(handle),
+            Kind::Noop | Kind::Drain => Some(handle),
             Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate => {
                 self.transfers.get(handle).map(|state| state.connection)
             }
@@ -91,6 +91,9 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// One work request is off the send queue.
     fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
+        if kind == Kind::Drain {
+            return;
+        }
         if kind == Kind::Noop {
             let noop = self
                 .connections
@@ -116,7 +119,12 @@ impl<'a, N: Nic> Poller<'a, N> {
                     killed = true;
                 }
             }
-            Kind::Invalidate | Kind::Write | Kind::Register | Kind::Receive | Kind::Noop => {}
+            Kind::Invalidate
+            | Kind::Write
+            | Kind::Register
+            | Kind::Receive
+            | Kind::Noop
+            | Kind::Drain => {}
         }
         if killed {
             self.counters.invalidations.add(1);

@@ -660,9 +660,10 @@ impl<'a, N: Nic> Poller<'a, N> {
     fn has_shares(&self, connection: Handle, extra: u16) -> bool {
         !self.messages.is_empty()
             && self.transfers.vacant() > 0
-            && self.connections.get(connection).is_some_and(|state| {
-                state.peers < state.terms.queue_depth.saturating_add(extra)
-            })
+            && self
+                .connections
+                .get(connection)
+                .is_some_and(|state| state.peers < state.terms.queue_depth.saturating_add(extra))
     }
 
     /// Starts a transfer of the peer. `has_share` said that there is room.

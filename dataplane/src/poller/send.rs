@@ -5,7 +5,7 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::memory::PageList;
-use crate::nic::{Nic, Qp, Remote, Rights, SendWr, Sge, WrId};
+use crate::nic::{Nic, Qp, RKey, Remote, Rights, SendWr, Sge, WrId};
 use crate::pool::{Handle, Kind, Pool, Queue, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Mechanism;
@@ -161,7 +161,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = self.send_wr.saturating_sub(state.on_send_queue()) as usize;
+            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
             if room < STEP {
                 return false;
@@ -531,10 +531,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        let due = now.since(state.last_sent) >= keepalive;
-        let room = state.on_send_queue() < self.send_wr;
-        if due && room && state.wants_noop(true) {
-            let qp = state.qp;
+        let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
+        let (used, qp) = (state.on_send_queue(), state.qp);
+        if due && room_of(self.send_wr, used) != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
@@ -542,6 +541,34 @@ impl<'a, N: Nic> Poller<'a, N> {
             {
                 state.last_sent = now;
             }
+        }
+    }
+
+    /// Posts a request behind all others of a failed queue pair, once. It is flushed, and says with that
+    /// that everything before it is over: requests that were done and not signalled have no completion of
+    /// their own.
+    pub(super) fn drain_sends(&mut self, connection: Handle) {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        if state.draining || state.on_send_queue() == 0 {
+            return;
+        }
+        let (qp, head) = (state.qp, state.head);
+        let id = pack(Kind::Drain, connection);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        if self.nic.doorbell(qp).is_ok() {
+            self.record.set(connection, head, id);
+            state.head = head.wrapping_add(1);
+            state.draining = true;
         }
     }
 
@@ -642,6 +669,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.transfers.push_front(queue, link.handle);
         }
     }
+}
+
+/// Room on a send queue with so many requests. The last place is for the drain.
+const fn room_of(send_wr: u32, used: u32) -> u32 {
+    send_wr.saturating_sub(1).saturating_sub(used)
 }
 
 const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
