@@ -58,7 +58,13 @@ fn setup(depth: u16) -> Setup {
 
 /// Both nodes keep `busy` transfers going until each has done `total`, and every sixteenth step one of them
 /// does not run at all.
-fn flood(world: &mut World, connection: [Handle; 2], mix: &[(Operation, u32)], busy: usize, total: u64) {
+fn flood(
+    world: &mut World,
+    connection: [Handle; 2],
+    mix: &[(Operation, u32)],
+    busy: usize,
+    total: u64,
+) {
     let mut spare: [Vec<List>; 2] = [0, 1].map(|at| {
         let arena = &mut world.nodes[at].arena;
         (0..busy).map(|_| arena.flat(LARGE, 1)).collect()
@@ -67,7 +73,11 @@ fn flood(world: &mut World, connection: [Handle; 2], mix: &[(Operation, u32)], b
     let mut idle = 0_u32;
     while done != [total; 2] {
         idle += 1;
-        assert!(idle < 20_000, "stuck at {done:?} of {total}: {}", world.picture());
+        assert!(
+            idle < 20_000,
+            "stuck at {done:?} of {total}: {}",
+            world.picture()
+        );
         for at in 0..2 {
             while begun[at] < total
                 && world.nodes[at].submissions.free() != 0
@@ -162,7 +172,10 @@ fn full_windows_both_ways_never_deadlock_at_any_depth() {
                         assert_eq!(heard.most_outstanding, u64::from(depth));
                     }
                 }
-                assert_eq!(world.end(), [0, 1].map(|_| vec![o2poll_dataplane::poller::Reason::Closed]));
+                assert_eq!(
+                    world.end(),
+                    [0, 1].map(|_| vec![o2poll_dataplane::poller::Reason::Closed])
+                );
             }
         }
     }
@@ -233,7 +246,13 @@ fn an_idle_side_returns_credits_at_high_water_and_not_before() {
         let memory = world.nodes[1].arena.flat(SMALL, 0);
         let request = World::request(connection[1], count, 7, 0, PUT, memory);
         world.nodes[1].submit(request);
-        assert!(matches!(world.event(1), Event::Done { outcome: Ok(SMALL), .. }));
+        assert!(matches!(
+            world.event(1),
+            Event::Done {
+                outcome: Ok(SMALL),
+                ..
+            }
+        ));
         world.rest();
         let heard = world.nodes[0].poller.nic().last();
         assert_eq!(heard.sent("NOOP"), count / 4);
@@ -272,7 +291,13 @@ fn a_burst_waits_for_the_window_and_never_for_the_receiver() {
     assert!(world.nodes[1].events.pop().is_none());
     world.asleep[0] = false;
     for _ in 0..16 {
-        assert!(matches!(world.event(1), Event::Done { outcome: Ok(SMALL), .. }));
+        assert!(matches!(
+            world.event(1),
+            Event::Done {
+                outcome: Ok(SMALL),
+                ..
+            }
+        ));
     }
     world.rest();
     assert_eq!(world.nodes[1].poller.nic().counts().retries, 0);
