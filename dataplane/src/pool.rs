@@ -65,7 +65,8 @@ pub enum Kind {
     Noop = 5,
     /// A posted receive. The handle names the receive.
     Receive = 6,
-    /// The last request of a failed queue pair. The handle names the connection.
+    /// The last request of a failed connection: what was before it is over. The handle names the
+    /// connection.
     Drain = 7,
 }
 

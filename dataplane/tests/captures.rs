@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::PathBuf;
 
+use o2poll_dataplane::peer::{
+    Answer, Local, Next, Remembered, accepted, answer, rejected, request,
+};
 use o2poll_dataplane::wire::ping::{Features, PingInfo, Status};
 use o2poll_dataplane::wire::{
     Body, ByteOrder, Checksum, ConnParams, Message, Nid, Pid, RejectRecord, Why, lnet, ping,
@@ -72,6 +75,108 @@ fn captured_reject_records_name_the_depth_that_would_do() {
     assert_eq!(seen, 2);
 }
 
+/// A kernel's requests get from us what another kernel answered, to the byte.
+#[test]
+fn captured_requests_are_answered_as_a_kernel_answers_them() {
+    let (mut acks, mut rejects) = (0, 0);
+    for (name, packets) in captures() {
+        let mut known = HashMap::new();
+        let mut request: Option<&[u8]> = None;
+        for packet in &packets {
+            let mut answered = |request: &[u8], stamp: u64, local: Nid| {
+                let local = Local {
+                    nid: local,
+                    stamp,
+                    queue_depth: 8,
+                    max_frags: 257,
+                    high_water: 0,
+                    require_privileged_port: false,
+                    ready: true,
+                };
+                answer(request, None, &local, |nid| {
+                    Some(known.entry(nid).or_insert_with(Remembered::new))
+                })
+            };
+            match packet {
+                Packet::Private(bytes) => {
+                    let (message, encoding) = Message::decode(bytes).unwrap();
+                    if let Body::ConnReq(_) = message.body {
+                        request = Some(bytes);
+                        continue;
+                    }
+                    let there = message.envelope;
+                    let Answer::Accept { terms, reply } =
+                        answered(request.unwrap(), there.source_stamp, there.source)
+                    else {
+                        panic!("{name}: {message:?}")
+                    };
+                    assert_eq!(encoding.checksum, Checksum::None);
+                    assert_eq!(reply[..], bytes[..56], "{name}");
+                    assert_eq!(terms.peer_stamp, there.destination_stamp);
+                    acks += 1;
+                }
+                Packet::Reject(_, data) => {
+                    let (theirs, _) = RejectRecord::decode(data).unwrap();
+                    let asked = Message::decode(request.unwrap()).unwrap().0.envelope;
+                    let Answer::Reject { record, .. } =
+                        answered(request.unwrap(), theirs.incarnation, asked.destination)
+                    else {
+                        panic!("{name}: {theirs:?}")
+                    };
+                    assert_eq!(record[..], data[..24], "{name}");
+                    rejects += 1;
+                }
+                Packet::Send(_) => {}
+            }
+        }
+    }
+    assert_eq!((acks, rejects), (3, 2));
+}
+
+/// Refused at depth 32, we dial again with what a kernel dials again with, to the byte.
+#[test]
+fn a_captured_refusal_leads_to_the_request_a_kernel_made_next() {
+    let packets = capture("m-asym-connect-cksum-keepalive.pcap");
+    let [
+        Packet::Private(first),
+        Packet::Reject(reason, record),
+        Packet::Private(second),
+        Packet::Private(ack),
+        ..,
+    ] = &packets[..]
+    else {
+        panic!()
+    };
+    let (message, encoding) = Message::decode(first).unwrap();
+    let local = Local {
+        nid: message.envelope.source,
+        stamp: message.envelope.source_stamp,
+        queue_depth: 32,
+        max_frags: 257,
+        high_water: 0,
+        require_privileged_port: false,
+        ready: true,
+    };
+    let mut remembered = Remembered::new();
+    // That node sends checksums; ours does not.
+    let summed = |bytes: &[u8]| {
+        let mut buffer = [0; 4096];
+        let plain = Message::decode(bytes).unwrap().0;
+        plain.encode_as(encoding, &mut buffer).unwrap();
+        buffer[..56].to_vec()
+    };
+    let ours = request(&local, &remembered, message.envelope.destination);
+    assert_eq!(summed(&ours.private_data), *first);
+    let next = rejected(*reason, record, &ours, &local, &mut remembered);
+    assert_eq!(next, Next::Redial);
+    let ours = request(&local, &remembered, message.envelope.destination);
+    assert_eq!(summed(&ours.private_data), *second);
+    let terms = accepted(ack, &ours, &local, &mut remembered).unwrap();
+    assert_eq!((terms.queue_depth, terms.max_frags), (8, 257));
+    assert_eq!(terms.high_water, 4);
+    assert_eq!(terms.receives(), 18);
+}
+
 #[test]
 fn a_kernel_before_6_2_sums_signed_bytes() {
     let mut sums = HashMap::new();
@@ -132,6 +237,132 @@ fn a_captured_ping_is_answered_with_an_info_like_ours() {
     let ours = ping::encode(info.features(), info.pid(), info.sequence(), SECOND);
     assert_eq!(ours[..], *payload);
     assert_eq!(info.pid(), Pid::LUSTRE);
+}
+
+#[test]
+fn captured_bulk_transfers_hang_together_by_their_cookies() {
+    let (mut puts, mut gets) = (0, 0);
+    for (name, packets) in captures() {
+        let mut asked: Option<(u64, u32)> = None;
+        let mut granted = None;
+        for bytes in packets.iter().filter_map(Packet::message) {
+            match Message::decode(bytes).unwrap().0.body {
+                Body::PutReq { header, cookie } => {
+                    let lnet::Body::Put { portal, ack, .. } = header.body else {
+                        panic!("{header:?}")
+                    };
+                    assert_eq!((portal, ack), (BULK, lnet::WireHandle::NONE));
+                    asked = Some((cookie, header.payload_length));
+                }
+                Body::PutAck {
+                    source_cookie,
+                    sink_cookie,
+                    sink,
+                } => {
+                    let (cookie, length) = asked.take().unwrap();
+                    assert_eq!(cookie, source_cookie);
+                    assert_eq!(sink.length(), u64::from(length));
+                    granted = Some((sink_cookie, length));
+                }
+                Body::PutDone(done) => {
+                    let (cookie, length) = granted.take().unwrap();
+                    assert_eq!((done.cookie, done.status.cast_unsigned()), (cookie, length));
+                    puts += 1;
+                }
+                Body::GetReq {
+                    header,
+                    cookie,
+                    sink,
+                } => {
+                    let lnet::Body::Get {
+                        portal,
+                        offset,
+                        sink_length,
+                        ..
+                    } = header.body
+                    else {
+                        panic!("{header:?}")
+                    };
+                    assert_eq!((portal, offset), (BULK, 0));
+                    assert_eq!(sink.length(), u64::from(sink_length));
+                    asked = Some((cookie, sink_length));
+                }
+                Body::GetDone(done) => {
+                    let (cookie, length) = asked.take().unwrap();
+                    assert_eq!(
+                        (done.cookie, done.status.cast_unsigned()),
+                        (cookie, length),
+                        "{name}"
+                    );
+                    gets += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((puts, gets), (2, 5));
+}
+
+#[test]
+fn captured_selftest_requests_go_to_their_portals() {
+    let mut portals = BTreeMap::new();
+    for (_, packets) in captures() {
+        for bytes in packets.iter().filter_map(Packet::message) {
+            let Body::Immediate { header, payload } = Message::decode(bytes).unwrap().0.body else {
+                continue;
+            };
+            assert_eq!(header.destination_pid, Pid::LUSTRE);
+            assert_eq!(header.source_pid, Pid::LUSTRE);
+            if let lnet::Body::Put {
+                portal,
+                hdr_data: 0,
+                offset: 0,
+                ack: lnet::WireHandle::NONE,
+                ..
+            } = header.body
+            {
+                assert_eq!(payload.len(), 160);
+                *portals.entry(portal).or_insert(0) += 1;
+            }
+        }
+    }
+    assert_eq!(portals.keys().copied().collect::<Vec<_>>(), [50, 51, BULK]);
+}
+
+#[test]
+fn a_captured_push_is_acknowledged_with_its_handle_and_length() {
+    let mut pushed = HashMap::new();
+    let mut acknowledged = 0;
+    for bytes in capture("d-lst-session-discovery.pcap")
+        .iter()
+        .filter_map(Packet::message)
+    {
+        let Body::Immediate { header, payload } = Message::decode(bytes).unwrap().0.body else {
+            continue;
+        };
+        match header.body {
+            lnet::Body::Put {
+                ack,
+                match_bits: ping::MATCH_BITS,
+                portal: ping::PORTAL,
+                ..
+            } => {
+                PingInfo::decode(payload).unwrap();
+                pushed.insert(ack.0, header.payload_length);
+            }
+            lnet::Body::Ack {
+                handle,
+                match_bits,
+                length,
+            } => {
+                assert_eq!(match_bits, ping::MATCH_BITS);
+                assert_eq!(pushed.remove(&handle.0), Some(length));
+                acknowledged += 1;
+            }
+            _ => {}
+        }
+    }
+    assert_eq!((acknowledged, pushed.len()), (2, 0));
 }
 
 #[test]
@@ -255,6 +486,9 @@ fn management(mad: &[u8]) -> Option<Packet> {
 fn be24(bytes: &[u8]) -> u32 {
     u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])
 }
+
+/// lnet_selftest's portal for bulk and replies.
+const BULK: u32 = 52;
 
 const SEND_FIRST: u8 = 0x00;
 const SEND_MIDDLE: u8 = 0x01;

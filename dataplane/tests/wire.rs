@@ -1,11 +1,12 @@
-//! The message codec against arbitrary values and arbitrary bytes.
+//! The message codec and the negotiation against arbitrary values and arbitrary bytes.
 
 use o2poll_dataplane::nic::RKey;
+use o2poll_dataplane::peer::{Answer, Local, Remembered, answer};
 use o2poll_dataplane::wire::lnet::{self, MTU, WireHandle};
 use o2poll_dataplane::wire::ping::PingInfo;
 use o2poll_dataplane::wire::{
     Body, ByteOrder, Checksum, ConnParams, Descriptor, Done, Encoding, Envelope, Fragment,
-    IMMEDIATE_PAYLOAD, Message, Nid, Pid, RejectRecord,
+    IMMEDIATE_PAYLOAD, Message, Nid, Pid, RejectRecord, Why,
 };
 use proptest::prelude::*;
 
@@ -288,5 +289,62 @@ proptest! {
             ping.copy_from_slice(&[0x67, 0x6e, 0x69, 0x70, 2, 0, 0, 0, 0, 0, 0, 0, small[0], 0, 0, 0]);
         }
         let _ = PingInfo::decode(&bytes).map(|info| info.entries().count());
+    }
+}
+
+fn local(nid: Nid) -> Local {
+    Local {
+        nid,
+        stamp: 7,
+        queue_depth: 16,
+        max_frags: 200,
+        high_water: 0,
+        require_privileged_port: false,
+        ready: true,
+    }
+}
+
+proptest! {
+    #[test]
+    fn whatever_a_peer_asks_for_the_terms_are_within_ours(
+        version in prop::sample::select(&[0x11, 0x12][..]),
+        depth in 0_u16..20,
+        frags in prop_oneof![0_u16..3, 198_u16..203, any::<u16>()],
+        size in prop::sample::select(&[0, 4095, 4096, 4097, u32::MAX][..]),
+        stamp in 0_u64..2,
+        destination_stamp in prop::sample::select(&[0, 7, 8][..]),
+        damage in prop::option::of((0_usize..56, any::<u8>())),
+    ) {
+        let (us, them) = (Nid::o2ib([10, 0, 0, 1], 0), Nid::o2ib([10, 0, 0, 2], 0));
+        let envelope = Envelope {
+            version,
+            credits: 0,
+            source: them,
+            source_stamp: stamp,
+            destination: us,
+            destination_stamp,
+        };
+        let params = ConnParams { queue_depth: depth, max_frags: frags, max_msg_size: size };
+        let mut asked = params.request(&envelope);
+        if let Some((at, value)) = damage {
+            asked[at] = value;
+        }
+        let mut remembered = Remembered::new();
+        remembered.learn(0x12, 1);
+        match answer(&asked, None, &local(us), |_| Some(&mut remembered)) {
+            Answer::Accept { terms, reply } => {
+                let deepest = if terms.version == 0x11 { 8 } else { 16 };
+                prop_assert!((1..=deepest).contains(&terms.queue_depth));
+                prop_assert!((1..=200).contains(&terms.max_frags));
+                prop_assert!((1..=terms.queue_depth.max(7)).contains(&terms.high_water));
+                let (message, _) = Message::decode(&reply).unwrap();
+                prop_assert_eq!(message.envelope, terms.envelope(0));
+            }
+            Answer::Reject { record, why, close_others, .. } => {
+                let (record, _) = RejectRecord::decode(&record).unwrap();
+                prop_assert_eq!(record.why, why);
+                prop_assert!(!close_others || why == Why::ConnStale);
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::nic::LKey;
+use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
 /// A bump allocator over leaked memory that a device knows.
@@ -26,13 +26,18 @@ impl Arena {
     /// `length` bytes, page-aligned, registered with `device`. What [`take`](Self::take) gives out, and the
     /// guard around it, is filled with `0xee`.
     pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {
+        Self::granting(device, length, Rights::LOCAL_WRITE)
+    }
+
+    /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
+    pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
         // Zeroed, so that pages nobody takes cost nothing.
         let backing = vec![0_u8; length + 4096].leak();
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
         // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
         // through `peek`, which copies.
-        let memory = unsafe { Memory::new(base, length, 0) };
+        let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
         let lkey = device.register(memory).expect("room for one memory");
         Self {
             base,
@@ -71,6 +76,12 @@ impl Arena {
             rest = tail;
         }
         list
+    }
+
+    /// The key over all of it.
+    #[must_use]
+    pub const fn key(&self) -> LKey {
+        self.lkey
     }
 
     /// One piece of `length` bytes.

@@ -124,7 +124,8 @@ impl Node {
             events: events_out,
         };
         let (submissions, events) = keep(submissions, events);
-        let device = Tap::new(device, arena.view());
+        let mut device = Tap::new(device, arena.view());
+        device.set_depth(limits.shape.queue_depth);
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,
@@ -183,8 +184,7 @@ impl Node {
             }
         }
         if !self.keep_broken {
-            for (window, of) in core::mem::take(&mut self.broken) {
-                drop(window);
+            for (_destroyed, of) in core::mem::take(&mut self.broken) {
                 self.rebuilt += 1;
                 self.order(Order::Window {
                     window: Window::new(0),

@@ -91,9 +91,6 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// One work request is off the send queue.
     fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
-        if kind == Kind::Drain {
-            return;
-        }
         if kind == Kind::Noop {
             let noop = self
                 .connections
@@ -102,6 +99,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             if let Some(posted) = noop {
                 self.messages.give(posted.completed());
             }
+            return;
+        }
+        if kind == Kind::Drain {
             return;
         }
         let Some(state) = self.transfers.get_mut(handle) else {

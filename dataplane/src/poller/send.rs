@@ -234,7 +234,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            self.apply(handle, Input::Dead);
+            if transfer.in_flight == 0 {
+                self.apply(handle, Input::Dead);
+            } else {
+                self.fence(connection, qp, handle);
+            }
             return;
         };
         let id = pack(Kind::Invalidate, handle);
@@ -243,6 +247,26 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
+    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
+    fn fence(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let Some(transfer) = self.transfers.get(handle) else {
+            return;
+        };
+        let link = link_of(What::Fence, handle, transfer);
+        let id = pack(Kind::Write, handle);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        self.link(connection, link, id);
     }
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
@@ -469,7 +493,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid }
         };
         let link = link_of(what, handle, transfer);
-        let envelope = envelope_of(state, paid);
+        let envelope = state.terms.envelope(paid);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -503,7 +527,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let paid = state.credits.pay();
         let message = Message {
-            envelope: envelope_of(state, paid),
+            envelope: state.terms.envelope(paid),
             body: Body::Noop,
         };
         let length = message.encode(buffer.bytes()).unwrap_or(0);
@@ -544,34 +568,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    /// Posts a request behind all others of a failed queue pair, once. It is flushed, and says with that
-    /// that everything before it is over: requests that were done and not signalled have no completion of
-    /// their own.
-    pub(super) fn drain_sends(&mut self, connection: Handle) {
-        let Some(state) = self.connections.get_mut(connection) else {
-            return;
-        };
-        if state.draining || state.on_send_queue() == 0 {
-            return;
-        }
-        let (qp, head) = (state.qp, state.head);
-        let id = pack(Kind::Drain, connection);
-        let wr = SendWr::Write {
-            local: &[],
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            imm: None,
-        };
-        self.nic.queue(qp, id, true, wr);
-        if self.nic.doorbell(qp).is_ok() {
-            self.record.set(connection, head, id);
-            state.head = head.wrapping_add(1);
-            state.draining = true;
-        }
-    }
-
     /// Rings the doorbell. Whatever the device did not take is put back as if it had never been
     /// queued, last first: keys, credits, cursors, places in the queues. True if it took all.
     fn ring(&mut self, connection: Handle, qp: Qp) -> bool {
@@ -594,7 +590,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match link.what {
                 What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
                 What::Noop { .. } => self.counters.noops.add(1),
-                What::Register | What::Invalidate | What::Write => {}
+                What::Register | What::Invalidate | What::Fence | What::Write => {}
             }
         }
         // The descriptors of transfers whose DONE went out are no longer needed.
@@ -623,20 +619,26 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid } | What::Request { paid } | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Write => {}
+            What::Register | What::Invalidate | What::Fence | What::Write => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
                 self.messages.give(posted.completed());
             }
+            // No queue remembers a NOOP: the credits it was to return must not be forgotten.
+            self.list(connection);
             return;
         }
         let Some(transfer) = self.transfers.get_mut(link.handle) else {
             return;
         };
         transfer.in_flight = transfer.in_flight.saturating_sub(1);
-        transfer.phase = link.phase;
-        transfer.cursor = link.cursor;
+        // A connection that failed while the chain was open keeps what it decided.
+        let lost = state.state == State::Closing;
+        if !lost {
+            transfer.phase = link.phase;
+            transfer.cursor = link.cursor;
+        }
         match link.what {
             What::Register => {
                 if let Some(window) = &mut transfer.window {
@@ -653,10 +655,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Noop { .. } => {}
+            What::Write | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
-            What::Invalidate => &mut state.invalidates,
+            What::Invalidate | What::Fence => &mut state.invalidates,
             What::Request { .. } => {
                 state.credits.unspend();
                 &mut state.credited
@@ -664,7 +666,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Register if link.phase == Phase::Request => &mut state.credited,
             _ => &mut state.answers,
         };
-        if !transfer.queued {
+        if !transfer.queued && !lost {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
@@ -682,18 +684,6 @@ const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
         handle,
         phase: transfer.phase,
         cursor: transfer.cursor,
-    }
-}
-
-const fn envelope_of(state: &crate::connection::Connection<'_>, paid: u8) -> Envelope {
-    let terms = &state.terms;
-    Envelope {
-        version: terms.version,
-        credits: paid,
-        source: terms.local,
-        source_stamp: terms.local_stamp,
-        destination: terms.peer,
-        destination_stamp: terms.peer_stamp,
     }
 }
 

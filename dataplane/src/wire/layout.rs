@@ -41,6 +41,14 @@ pub(super) struct ConnParams<O: ByteOrder> {
     pub(super) max_msg_size: U32<O>,
 }
 
+/// A whole CONNREQ or CONNACK.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[repr(C)]
+pub(super) struct Conn<O: ByteOrder> {
+    pub(super) head: Head<O>,
+    pub(super) params: ConnParams<O>,
+}
+
 /// Body of PUT_NAK, PUT_DONE, GET_DONE.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
 #[repr(C)]

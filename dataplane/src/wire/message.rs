@@ -4,8 +4,8 @@ use zerocopy::{BigEndian, LittleEndian};
 
 use super::layout::{self, Head, Start, put, take};
 use super::{
-    ByteOrder, Checksum, Descriptor, Encoding, HEADER_BYTES, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD,
-    MAGIC, MESSAGE_BYTES, Nid, TooLong, V1, V2, WireError, checksum, lnet,
+    ByteOrder, CONN_BYTES, Checksum, Descriptor, Encoding, HEADER_BYTES, IMMEDIATE_BYTES,
+    IMMEDIATE_PAYLOAD, MAGIC, MESSAGE_BYTES, Nid, TooLong, V1, V2, WireError, checksum, lnet,
 };
 
 /// What every message carries.
@@ -34,6 +34,27 @@ pub struct ConnParams {
     pub max_frags: u16,
     /// Bytes of a message buffer; 4096.
     pub max_msg_size: u32,
+}
+
+impl ConnParams {
+    /// The private data of a CM REQ. Native order, no checksum.
+    #[must_use]
+    pub fn request(&self, envelope: &Envelope) -> [u8; CONN_BYTES] {
+        self.conn(envelope, CONNREQ)
+    }
+
+    /// The private data of a CM REP. Native order, no checksum.
+    #[must_use]
+    pub fn acknowledge(&self, envelope: &Envelope) -> [u8; CONN_BYTES] {
+        self.conn(envelope, CONNACK)
+    }
+
+    fn conn(&self, envelope: &Envelope, kind: u8) -> [u8; CONN_BYTES] {
+        zerocopy::transmute!(layout::Conn::<zerocopy::NativeEndian> {
+            head: head(envelope, kind, CONN_NOB),
+            params: raw_params(self),
+        })
+    }
 }
 
 /// How a bulk transfer ended.
@@ -397,6 +418,9 @@ fn cookie(body: &[u8]) -> Result<(u64, &[u8]), WireError> {
 const PUT_ACK_SINK: u16 = 64;
 /// Where the descriptor of a GET_REQ begins.
 const GET_REQ_SINK: u16 = 128;
+
+/// `CONN_BYTES` as the header says it.
+const CONN_NOB: u32 = 56;
 
 const CONNREQ: u8 = 0xc0;
 const CONNACK: u8 = 0xc1;
