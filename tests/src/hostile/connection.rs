@@ -247,6 +247,8 @@ struct Bench {
     /// Local key of the node.
     lkey: RKey,
     landed: u32,
+    /// Where the honest peer PUTs: a window covers one piece only.
+    landing: u32,
 }
 
 impl Bench {
@@ -333,6 +335,10 @@ impl Bench {
             listening: true,
             lkey,
             landed: 0,
+            landing: match plan.profile {
+                ProfileChoice::Windows => 4096,
+                ProfileChoice::Frwr | ProfileChoice::Mlx5 => 0,
+            },
         }
     }
 
@@ -850,7 +856,7 @@ impl Bench {
             match_bits: 0,
             hdr_data: 0,
             portal: HONEST_PORTAL,
-            offset: 0,
+            offset: self.landing,
         };
         let header = honest.header(LANDING, put);
         honest.say(Body::PutReq { header, cookie: 5 });
@@ -944,7 +950,7 @@ const STAMP: u64 = 101;
 const PORTAL: u32 = 5;
 const HONEST_PORTAL: u32 = 9;
 const PING_BITS: u64 = 0x8000_0000_0000_0000;
-/// Bytes of the honest peer's PUT: in both pieces of the entry.
+/// Bytes of the honest peer's PUT.
 const LANDING: u32 = 8000;
 const MOST_ACTS: usize = 200;
 const MOST_STEPS: u32 = 20_000;
