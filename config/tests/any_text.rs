@@ -4,9 +4,9 @@ use std::io;
 use std::path::Path;
 
 use o2poll_config::{Config, Machine, Overrides};
+use promises::keeps;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use promises::keeps;
 
 mod promises;
 

@@ -242,6 +242,8 @@ pub struct Connection<'a> {
     /// Free-running indices of the record of what is on the send queue.
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// Its last request is on the send queue.
+    pub(crate) draining: bool,
     /// Whether it is in the poller's list of connections to look at.
     pub(crate) listed: bool,
 }
@@ -271,6 +273,7 @@ impl Connection<'_> {
             last_sent: now,
             head: 0,
             tail: 0,
+            draining: false,
             listed: false,
         }
     }
@@ -306,8 +309,10 @@ impl Connection<'_> {
 
     /// Whether anything waits that a later poll must look at again.
     #[must_use]
-    pub const fn has_work(&self) -> bool {
-        !self.waiting.is_empty()
+    pub fn has_work(&self) -> bool {
+        // A NOOP that the device did not take, or for which there was no buffer.
+        self.wants_noop(false)
+            || !self.waiting.is_empty()
             || !self.reserve.is_empty()
             || !self.credited.is_empty()
             || !self.answers.is_empty()

@@ -35,9 +35,7 @@ pub(crate) fn keeps(config: &Config, machine: &Machine<'_>) {
         if let Some(workload) = &node.workload {
             let region = config.export(workload.region).unwrap();
             assert!(region.writable);
-            assert!(
-                u64::from(workload.largest()) * u64::from(workload.in_flight) <= region.length
-            );
+            assert!(u64::from(workload.largest()) * u64::from(workload.in_flight) <= region.length);
             assert!((0.0..=1.0).contains(&workload.put));
             assert!(
                 workload

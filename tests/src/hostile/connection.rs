@@ -343,7 +343,12 @@ impl Bench {
     }
 
     fn run(mut self, plan: &Plan) {
-        self.attach(0, HONEST_PORTAL, EntryOptions::PUT | EntryOptions::EVENTS, 0);
+        self.attach(
+            0,
+            HONEST_PORTAL,
+            EntryOptions::PUT | EntryOptions::EVENTS,
+            0,
+        );
         self.settle();
         self.connect(1, false, self.shape.queue_depth);
         self.establish(1);
@@ -898,7 +903,10 @@ impl Bench {
         assert_eq!(self.node.counters.keys_alive.get(), 0);
         assert_eq!(self.node.poller.nic().gauges(), Gauges::default());
         for memory in &self.memories {
-            let list = memory.list.as_ref().expect("every submission has its event");
+            let list = memory
+                .list
+                .as_ref()
+                .expect("every submission has its event");
             check_home(list);
         }
         for entry in &self.entries {

@@ -202,20 +202,25 @@ pub fn conn(bytes: &[u8]) {
                         let (record, _) = RejectRecord::decode(&record).expect("ours");
                         assert_eq!(record.why, why);
                         assert!(!close_others || why == Why::ConnStale);
-                        assert!(close_others || remembered == before, "refused, yet believed");
+                        assert!(
+                            close_others || remembered == before,
+                            "refused, yet believed"
+                        );
                     }
                 }
             }
-            Act::Grant(data) => match accepted(&data.bytes(&local), &asked, &local, &mut remembered) {
-                Ok(terms) => {
-                    within(&terms, &local);
-                    assert_eq!((terms.peer, terms.version), (THEM, asked.version));
-                    assert!(terms.queue_depth <= params.queue_depth);
-                    assert!(terms.max_frags <= params.max_frags);
-                    at_once = 0;
+            Act::Grant(data) => {
+                match accepted(&data.bytes(&local), &asked, &local, &mut remembered) {
+                    Ok(terms) => {
+                        within(&terms, &local);
+                        assert_eq!((terms.peer, terms.version), (THEM, asked.version));
+                        assert!(terms.queue_depth <= params.queue_depth);
+                        assert!(terms.max_frags <= params.max_frags);
+                        at_once = 0;
+                    }
+                    Err(_) => assert_eq!(remembered, before, "refused, yet believed"),
                 }
-                Err(_) => assert_eq!(remembered, before, "refused, yet believed"),
-            },
+            }
             Act::Refuse { reason, data } => {
                 let reason = match reason {
                     Reason::Consumer => 28,

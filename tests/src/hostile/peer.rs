@@ -198,8 +198,8 @@ impl Peer {
             Body::Immediate { header, .. } => {
                 self.requests_in += 1;
                 self.owed += 1;
-                if let lnet::Body::Get { reply: handle, .. }
-                | lnet::Body::Put { ack: handle, .. } = header.body
+                if let lnet::Body::Get { reply: handle, .. } | lnet::Body::Put { ack: handle, .. } =
+                    header.body
                 {
                     push(&mut self.handles, handle);
                 }
@@ -257,7 +257,9 @@ impl Peer {
     pub(super) fn say(&mut self, body: Body<'_>) {
         let envelope = self.envelope(None);
         let mut bytes = [0; 4096];
-        let length = Message { envelope, body }.encode(&mut bytes).expect("legal") as usize;
+        let length = Message { envelope, body }
+            .encode(&mut bytes)
+            .expect("legal") as usize;
         self.send(&bytes[..length], None);
     }
 

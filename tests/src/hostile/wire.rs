@@ -79,8 +79,9 @@ fn encoding_of(bytes: &[u8]) -> o2poll_dataplane::wire::Encoding {
 
 /// The part of an LNet header that its type has no use for.
 fn unread(body: &Body<'_>) -> core::ops::Range<usize> {
-    let (Body::Immediate { header, .. } | Body::PutReq { header, .. } | Body::GetReq { header, .. }) =
-        body
+    let (Body::Immediate { header, .. }
+    | Body::PutReq { header, .. }
+    | Body::GetReq { header, .. }) = body
     else {
         return 0..0;
     };
