@@ -269,7 +269,7 @@ impl Bench {
         };
         let setup = Setup {
             shape,
-            memory: 512 << 10,
+            memory: 2 << 20,
             events: 16,
             reports: 16,
             timeout: TIMEOUT,
@@ -690,8 +690,11 @@ impl Bench {
     }
 
     fn attach(&mut self, index: usize, portal: u32, options: EntryOptions, match_bits: u8) {
+        if self.entries[index].is_err() {
+            return;
+        }
         let Ok(list) = core::mem::replace(&mut self.entries[index], Err(None)) else {
-            panic!("replaced below");
+            unreachable!("just looked at")
         };
         check_home(list);
         let entry = Entry {
@@ -735,6 +738,7 @@ impl Bench {
         self.peers[of].open(theirs, ours, depth);
         let port = u16::try_from(of).expect("two");
         let qp = QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr);
+        self.node.poller.nic().set_depth(depth);
         self.node.order(Order::Adopt {
             qp,
             terms,
