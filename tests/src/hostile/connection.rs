@@ -509,9 +509,8 @@ impl Bench {
         };
         let long = length.min(lnet::MTU);
         let inside;
-        let fragments: Vec<Fragment>;
         let own = peer.shared.sge().address;
-        let sink = match say.fragments {
+        let fragments = match say.fragments {
             Fragments::One => vec![Fragment {
                 length,
                 address: own,
@@ -525,7 +524,6 @@ impl Bench {
                 .collect(),
         };
         // A descriptor of 257 fragments does not fit behind an LNet header and more: the codec says so.
-        fragments = sink;
         let sink = Descriptor::new(key, &fragments);
         let done = Done {
             cookie,
@@ -782,13 +780,20 @@ impl Bench {
 
     fn take(&mut self, event: Event<'static>) {
         match event {
-            Event::Done { token, memory, .. } => {
+            Event::Done {
+                token,
+                outcome,
+                memory,
+            } => {
                 let index = token.0 as usize;
                 assert_eq!(
                     memory.length(),
                     u64::from(self.memories[index].size),
                     "another's memory"
                 );
+                if let Ok(bytes) = outcome {
+                    assert!(u64::from(bytes) <= memory.length(), "{bytes} bytes moved");
+                }
                 home(memory);
                 let before = self.memories[index].list.replace(memory);
                 assert!(before.is_none(), "told twice");
