@@ -43,6 +43,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
+    pub quiet: bool,
 }
 
 impl Setup {
@@ -73,6 +75,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            quiet: false,
         }
     }
 }

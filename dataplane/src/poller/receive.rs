@@ -45,8 +45,6 @@ const _: () = assert!(PING_BYTES as usize == ping::BYTES);
 
 /// -ENODATA: no buffer matches.
 const ENODATA: i32 = -61;
-/// -ENOMEM: no window is free.
-const ENOMEM: i32 = -12;
 /// -EPROTONOSUPPORT: no mechanism covers the buffer.
 const EPROTONOSUPPORT: i32 = -93;
 
@@ -665,7 +663,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return Ok(REPOST);
         };
-        // A small GET has no window yet, and nobody checked whether one could cover its memory.
+        // For a small GET nobody checked yet whether a window could cover its memory.
         let mappable = match &transfer.place {
             Place::Own(memory) => {
                 let pieces = memory.slice(0, header.payload_length);
@@ -673,24 +671,20 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => false,
         };
-        if mappable && transfer.window.is_none() {
-            transfer.window = self.windows.take(true);
-        }
-        let refusal = match (mappable, &transfer.window) {
-            (true, Some(_)) => None,
-            (true, None) => Some((ENOMEM, Error::NoWindow)),
-            (false, _) => Some((EPROTONOSUPPORT, Error::Unmappable)),
-        };
-        if let Some((errno, error)) = refusal {
-            let then = self.refuse_reply(connection, errno, cookie, now);
+        if !mappable {
+            let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);
             if !matches!(then, Then::HoldReply) {
                 if let Some(transfer) = self.transfers.get_mut(handle) {
-                    transfer.outcome = Err(error);
+                    transfer.outcome = Err(Error::Unmappable);
                 }
                 self.apply(handle, Input::Reply);
             }
             return Ok(then);
         }
+        let Some(window) = self.windows.take(true) else {
+            return Ok(Then::HoldReply);
+        };
+        transfer.window = Some(window);
         transfer.cookie = cookie;
         transfer.length = header.payload_length;
         self.apply(handle, Input::ReplyRequest);

@@ -13,8 +13,7 @@ use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
 use crate::wire::{
-    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD, Message,
-    encode_immediate,
+    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate,
 };
 
 /// Most local pieces of one WRITE, whatever the device could take.
@@ -131,9 +130,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
-            // The REPLY of a GET that goes as a message may come as a PUT_REQ, and must not wait for a window
-            // then: what waits behind it may be what would free one.
-            let is_sink = transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD;
+            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+            // last window could be what the peer's own request waits for, and the REPLY behind that.
+            let is_sink = transfer.role == Role::Get && transfer.bulk;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
                 return;
