@@ -100,6 +100,7 @@ enum Message {
         private_data: [u8; CONN_BYTES],
     },
     Reply {
+        answerer: Id,
         number: u32,
         private_data: [u8; CONN_BYTES],
     },
@@ -231,6 +232,7 @@ impl Manager {
                     self.send(
                         To::Id(peer),
                         Message::Reply {
+                            answerer: id,
                             number,
                             private_data,
                         },
@@ -379,10 +381,12 @@ impl Manager {
         };
         match message {
             Message::Reply {
+                answerer,
                 number,
                 private_data,
             } => {
                 if let Some(end) = self.ends.get_mut(&id) {
+                    end.peer_id = Some(answerer);
                     end.peer_number = number;
                 }
                 if self.feed(id, Event::ConnectResponse) == Step::Agree {

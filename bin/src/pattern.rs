@@ -33,9 +33,10 @@ impl Pattern {
     }
 
     const fn word(self, index: u64) -> [u8; 8] {
-        // One multiplication a word: this has to keep up with memory.
-        let x = self.0 ^ index.wrapping_mul(GOLDEN);
-        (x ^ (x >> 29)).to_le_bytes()
+        // Little for a word: this has to keep up with memory.
+        let x = self.0.wrapping_add(index.wrapping_mul(GOLDEN));
+        let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        (x ^ (x >> 32)).to_le_bytes()
     }
 
     /// Writes the bytes from `offset` on, a multiple of 8.
