@@ -11,8 +11,8 @@ mod record;
 mod send;
 mod submit;
 
-use crate::connection::Connection;
 pub use crate::connection::Reason;
+use crate::connection::{Connection, Credits};
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
 use crate::memory::{Buffer, Posted};
@@ -461,6 +461,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             windows: self.windows.missing(),
             events: self.events_due,
         }
+    }
+
+    /// Flow control of a connection, to look at.
+    #[must_use]
+    pub fn credits(&self, connection: Handle) -> Option<Credits> {
+        Some(self.connections.get(connection)?.credits)
     }
 
     /// Puts a connection on the list of those the send stage looks at.

@@ -13,7 +13,8 @@ use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
 use crate::wire::{
-    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate,
+    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD, Message,
+    encode_immediate,
 };
 
 /// Most local pieces of one WRITE, whatever the device could take.
@@ -130,7 +131,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
-            let is_sink = transfer.role == Role::Get && transfer.bulk;
+            // The REPLY of a GET that goes as a message may come as a PUT_REQ, and must not wait for a window
+            // then: what waits behind it may be what would free one.
+            let is_sink = transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
                 return;
@@ -234,9 +237,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            if transfer.in_flight == 0 {
-                self.apply(handle, Input::Dead);
-            } else {
+            let in_flight = transfer.in_flight != 0;
+            self.apply(handle, Input::Dead);
+            if in_flight {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -459,7 +462,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
+        let wants_ack = transfer.role == Role::Put
+            && transfer.handle != WireHandle::NONE
+            && transfer.abandoned.is_none();
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,
