@@ -117,7 +117,8 @@ impl Node {
             events: events_out,
         };
         let (submissions, events) = keep(submissions, events);
-        let device = Tap::new(device, arena.view());
+        let mut device = Tap::new(device, arena.view());
+        device.set_depth(limits.shape.queue_depth);
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,

@@ -164,7 +164,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = self.send_wr.saturating_sub(state.on_send_queue()) as usize;
+            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
             if room < STEP {
                 return false;
@@ -560,10 +560,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        let due = now.since(state.last_sent) >= keepalive;
-        let room = state.on_send_queue() < self.send_wr;
-        if due && room && state.wants_noop(true) {
-            let qp = state.qp;
+        let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
+        let (used, qp) = (state.on_send_queue(), state.qp);
+        if due && room_of(self.send_wr, used) != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
@@ -677,6 +676,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.transfers.push_front(queue, link.handle);
         }
     }
+}
+
+/// Room on a send queue with so many requests. The last place is for the drain.
+const fn room_of(send_wr: u32, used: u32) -> u32 {
+    send_wr.saturating_sub(1).saturating_sub(used)
 }
 
 const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
