@@ -112,11 +112,13 @@ impl Row {
         near: impl FnMut(u64) + Send + 'static,
         far: impl FnMut(u64) + Send + 'static,
     ) -> Self {
+        // In lines of their own: what the two halves keep to themselves must not share one.
+        let (mut near, mut far) = (CachePadded::new(near), CachePadded::new(far));
         self.contenders.push(Contender {
             name: name.into(),
             role,
-            here: Box::new(near),
-            partner: Some(Partner::start(self.cores.far, Box::new(far))),
+            here: Box::new(move |n| (*near)(n)),
+            partner: Some(Partner::start(self.cores.far, Box::new(move |n| (*far)(n)))),
         });
         self
     }
@@ -154,6 +156,7 @@ impl Row {
             name: self.name,
             operation: self.operation,
             outcomes,
+            distance: None,
         }
     }
 }
@@ -262,6 +265,9 @@ pub struct Measured {
     pub operation: &'static str,
     /// One per contender, in the row's order.
     pub outcomes: Vec<Outcome>,
+    /// How far apart the cores were before and after, if the row used two: nanoseconds for one
+    /// cache line there and back.
+    pub distance: Option<(f64, f64)>,
 }
 
 impl Measured {
@@ -576,6 +582,7 @@ mod tests {
             name: String::new(),
             operation: "step",
             outcomes: vec![outcome(4.0, 0), outcome(10.0, 11)],
+            distance: None,
         };
         let [ours, rival] = &measured.outcomes[..] else {
             panic!("two outcomes")

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -50,7 +51,7 @@ fn main() -> Result<()> {
     }
     if arguments.list {
         for spec in specs {
-            println!("{}", spec.name);
+            say(&spec.name)?;
         }
         return Ok(());
     }
@@ -62,7 +63,7 @@ fn main() -> Result<()> {
     let before = Load::now();
     let calibration = Calibration::over(Duration::from_millis(200));
     let machine = Machine::describe(cores, count, calibration, Load::now().since(before));
-    println!("{}\n\n{}", machine.text(), table::head());
+    say(&format!("{}\n\n{}", machine.text(), table::head()))?;
 
     let effort = if arguments.quick {
         Effort::quick()
@@ -73,17 +74,23 @@ fn main() -> Result<()> {
     let mut measured = Vec::new();
     for spec in specs {
         if spec.cores > 1 && cores.near == cores.far {
-            println!("{}: not run, needs {} cores\n", spec.name, spec.cores);
+            say(&format!(
+                "{}: not run, needs {} cores\n",
+                spec.name, spec.cores
+            ))?;
             continue;
         }
-        let row = spec.build(cores).measure(&effort, &calibration);
-        println!("{}", table::text(&row));
+        let apart = || (spec.cores > 1).then(|| rows::floor::distance(cores, &calibration));
+        let before = apart();
+        let mut row = spec.build(cores).measure(&effort, &calibration);
+        row.distance = before.zip(apart());
+        say(&table::text(&row))?;
         measured.push(row);
     }
     let (busy, stolen) = Load::now().since(before);
-    println!(
+    say(&format!(
         "meanwhile the machine was {busy:.0} % busy, ourselves included, and {stolen:.1} % of its time was stolen"
-    );
+    ))?;
 
     if let Some(path) = arguments.json {
         let report = json!({
@@ -96,6 +103,11 @@ fn main() -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
+}
+
+/// Writes to standard output; a reader that has gone is an error, not a panic.
+fn say(text: &str) -> Result<()> {
+    writeln!(io::stdout(), "{text}").context("cannot write to standard output")
 }
 
 fn pair(text: &str) -> Result<(usize, usize)> {

@@ -19,7 +19,15 @@ pub fn head() -> String {
 /// One row: its name, then a line per contender.
 #[must_use]
 pub fn text(row: &Measured) -> String {
-    let mut out = format!("{}, per {}\n", row.name, row.operation);
+    let mut out = format!("{}, per {}", row.name, row.operation);
+    if let Some((before, after)) = row.distance {
+        // Writing to a String does not fail.
+        let _ = write!(
+            out,
+            "; a line there and back took {before:.0} ns before, {after:.0} after"
+        );
+    }
+    out.push('\n');
     for outcome in &row.outcomes {
         line(&mut out, row, outcome);
     }
@@ -28,7 +36,6 @@ pub fn text(row: &Measured) -> String {
 
 fn line(out: &mut String, row: &Measured, outcome: &Outcome) {
     let Outcome { ticks, ns, .. } = outcome;
-    // Writing to a String does not fail.
     let _ = write!(
         out,
         "  {:<32} {:>6} {:>8} {:>8} {:>8}   {:>8} {:>8} {:>8}   {:>6}x",
@@ -67,6 +74,7 @@ pub fn json(row: &Measured) -> Value {
     json!({
         "row": row.name,
         "operation": row.operation,
+        "line_round_trip_ns": row.distance.map(|(before, after)| [before, after]),
         "contenders": row.outcomes.iter().map(|outcome| json!({
             "name": outcome.name,
             "role": outcome.role.name(),
@@ -116,6 +124,7 @@ mod tests {
                 outcome("index ring", Role::Ours, 2.0, 0),
                 outcome("rtrb", Role::Rival, 5.0, 3),
             ],
+            distance: Some((60.0, 330.4)),
         }
     }
 
@@ -123,7 +132,10 @@ mod tests {
     fn the_table_names_unit_ratio_and_preemption() {
         let text = text(&row());
         let lines: Vec<_> = text.lines().collect();
-        assert_eq!(lines[0], "ring/same-core, per object");
+        assert_eq!(
+            lines[0],
+            "ring/same-core, per object; a line there and back took 60 ns before, 330 after"
+        );
         assert!(lines[1].trim_end().ends_with("1.00x"), "{}", lines[1]);
         assert!(
             lines[2].ends_with("2.50x  preempted in 3 of 20 samples"),

@@ -76,24 +76,20 @@ pub const fn pack(kind: Kind, handle: Handle) -> WrId {
     WrId(((kind as u64) << 56) | handle.to_bits())
 }
 
-/// [`pack`] of the `number`th WRITE of a transfer. Several are on the send queue at a time, and only the
-/// last of them is signalled: [`MAX_WRITES`] in turn have ids of their own.
+/// The id of the `nth` WRITE of a transfer, 0 to 15. No two that are on the send queue together may share an
+/// id: a completion would be taken for that of the first of them.
 #[must_use]
-pub const fn pack_write(handle: Handle, number: u32) -> WrId {
-    let number = (number as u64) & (MAX_WRITES as u64).wrapping_sub(1);
-    WrId(pack(Kind::Write, handle).0 | (number << 59))
+pub const fn pack_write(handle: Handle, nth: u16) -> WrId {
+    let kind = (((nth & 15) as u64) << 4) | Kind::Write as u64;
+    WrId((kind << 56) | handle.to_bits())
 }
 
-/// Most WRITEs of one transfer that may be on the send queue.
-pub const MAX_WRITES: u32 = 32;
-
-/// Kind and handle of an id; `None` for one that no [`pack`] made.
+/// The inverse of [`pack`]; `None` for an id that no `pack` made.
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
     let kind = match id.0 >> 56 {
         1 => Kind::Send,
-        // Whichever number it has.
-        kind if kind & 7 == 2 => Kind::Write,
+        kind if kind & 15 == 2 => Kind::Write,
         3 => Kind::Register,
         4 => Kind::Invalidate,
         5 => Kind::Noop,
@@ -371,8 +367,7 @@ impl Default for Queue {
 
 #[cfg(test)]
 mod tests {
-    extern crate std;
-    use super::{Handle, Kind, MAX_WRITES, Pool, Queue, Slot, pack, pack_write, unpack};
+    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, unpack};
     use crate::nic::WrId;
 
     #[test]
@@ -436,12 +431,12 @@ mod tests {
         ] {
             assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
         }
-        let writes: std::collections::BTreeSet<u64> = (0..MAX_WRITES)
-            .map(|number| pack_write(handle, number))
-            .inspect(|id| assert_eq!(unpack(*id), Some((Kind::Write, handle))))
-            .map(|id| id.0)
-            .collect();
-        assert_eq!(writes.len(), MAX_WRITES as usize);
+        for nth in 0..16 {
+            let id = pack_write(handle, nth);
+            assert_eq!(unpack(id), Some((Kind::Write, handle)));
+            assert!((0..nth).all(|other| pack_write(handle, other) != id));
+        }
+        assert_eq!(unpack(WrId(0x0100_0000_0000_0000 << 4)), None);
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
     }

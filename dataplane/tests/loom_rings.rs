@@ -87,6 +87,38 @@ fn lap_singles() {
     });
 }
 
+fn lap_bursts() {
+    check(Some(3), || {
+        let (mut producer, mut consumer) = lap(4);
+        let sender = thread::spawn(move || {
+            let messages = [[0; 7], [1; 7], [2; 7], [3; 7], [4; 7], [5; 7]];
+            // Three, so that the second burst lies across the end.
+            for mut burst in [&messages[..3], &messages[3..]] {
+                while !burst.is_empty() {
+                    let sent = producer.push_slice(burst);
+                    if sent == 0 {
+                        thread::yield_now();
+                    }
+                    burst = &burst[sent..];
+                }
+            }
+        });
+        for value in 0..6 {
+            let popped = loop {
+                match consumer.pop() {
+                    Some(popped) => break popped,
+                    None => thread::yield_now(),
+                }
+            };
+            assert_eq!(popped, [value; 7]);
+            if value == 0 {
+                assert_eq!(consumer.peek(), Some([1; 7]), "half a burst was seen");
+            }
+        }
+        sender.join().unwrap();
+    });
+}
+
 #[test]
 fn index_ring_hands_over_one_by_one_round_the_end() {
     index_singles();
@@ -94,6 +126,10 @@ fn index_ring_hands_over_one_by_one_round_the_end() {
 
 #[test]
 fn index_ring_hands_over_slices_round_the_end() {
+    index_slices();
+}
+
+fn index_slices() {
     check(None, || {
         let (mut producer, mut consumer) = index(2);
         let sender = thread::spawn(move || {
@@ -179,6 +215,11 @@ fn lap_ring_hands_over_and_returns_credits_round_the_end() {
 }
 
 #[test]
+fn lap_ring_hands_over_bursts_complete_and_round_the_end() {
+    lap_bursts();
+}
+
+#[test]
 fn lap_ring_returns_credits_by_the_quarter() {
     check(Some(2), || {
         // Eight slots: two go back together.
@@ -246,6 +287,7 @@ fn every_weakened_access_of_the_index_ring_is_caught() {
     for edge in [Edge::Tail, Edge::Head] {
         for side in [Side::Release, Side::Acquire] {
             caught(edge, side, index_singles);
+            caught(edge, side, index_slices);
         }
     }
 }
@@ -255,6 +297,7 @@ fn every_weakened_access_of_the_lap_ring_is_caught() {
     for edge in [Edge::Lap, Edge::Returned] {
         for side in [Side::Release, Side::Acquire] {
             caught(edge, side, lap_singles);
+            caught(edge, side, lap_bursts);
         }
     }
 }

@@ -12,7 +12,8 @@ use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Body, Descriptor, Done, Nid, Pid};
 use o2poll_soft::{Lane, Lossy, Port, Ports, QueuePair, link};
 
-use crate::node::{Node, lend};
+use crate::lend::{lend, lend_all, lend_one};
+use crate::node::Node;
 use crate::raw_peer::{Inbound, RawPeer};
 use crate::{NAMES, Setup, World};
 
@@ -37,13 +38,13 @@ impl Lab {
     #[must_use]
     pub fn new(setup: Setup, peers: u8) -> Self {
         let lane = || Lane {
-            returned: Box::leak(Box::new(Returned::new())),
+            returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
         };
         let (near, far): (Vec<Port<'_>>, Vec<Port<'_>>) = (0..peers)
             .map(|_| link(lane(), lane()).expect("a power of two"))
             .unzip();
-        let wire = Lossy::new(Ports::new(near.leak()), setup.weather, setup.seed);
+        let wire = Lossy::new(Ports::new(lend_all(near)), setup.weather, setup.seed);
         let now = Instant(1);
         let limits = Limits {
             nid: NAMES[0],
@@ -58,7 +59,7 @@ impl Lab {
         let peers: Vec<_> = (1_u8..)
             .zip(far)
             .map(|(number, port)| {
-                let ports = Ports::new(Box::leak(Box::new([port])));
+                let ports = Ports::new(lend_all(vec![port]));
                 RawPeer::new(
                     setup.profile,
                     Nid::o2ib([10, 0, 0, 1 + number], 0),
@@ -143,6 +144,7 @@ impl Lab {
         let (ours, theirs) = (self.numbers, self.numbers + 1);
         let port = u16::try_from(peer).expect("few peers");
         self.peers[peer].open(theirs, ours, terms.queue_depth);
+        self.node.poller.nic().set_depth(terms.queue_depth);
         self.node.order(Order::Adopt {
             qp: QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr),
             terms,

@@ -15,7 +15,7 @@ use o2poll_soft as soft;
 use o2poll_soft::{Ports, Profile, QueuePair, Soft};
 
 use crate::Arena;
-use crate::node::lend;
+use crate::lend::lend;
 
 /// What the peer received.
 #[derive(Clone, Debug)]

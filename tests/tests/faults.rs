@@ -61,8 +61,8 @@ fn pattern(seed: usize, length: usize) -> Vec<u8> {
 impl Run {
     fn new(mut setup: Setup, plan: &[(usize, Operation, u32)]) -> Self {
         // Each node: its messages, one entry, and what it moves, twice. Every run leaks its memory.
-        let messages = setup.shape.sizes().messages * 4096;
-        setup.memory = messages + 3 * (BULK as usize + 8192) * plan.len() + 65536;
+        let messages = setup.shape.sizes().messages * 8192;
+        setup.memory = messages + 3 * (BULK as usize + 16384) * plan.len() + 131072;
         let mut world = World::new(setup);
         let connections = world.connect();
         let total = BULK * u32::try_from(plan.len()).unwrap();

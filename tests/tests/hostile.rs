@@ -2,6 +2,7 @@
 
 use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Incoming, Operation};
 use o2poll_dataplane::nic::{RKey, Status};
+use o2poll_dataplane::peer::Stale;
 use o2poll_dataplane::poller::{Order, Reason};
 use o2poll_dataplane::wire::lnet::{self, WireHandle};
 use o2poll_dataplane::wire::{
@@ -184,19 +185,32 @@ fn messages_of_somebody_else() {
     let noop = lab.peers[0].encode(Body::Noop, 0);
     let nid = Nid::o2ib([10, 0, 0, 77], 0).0.to_ne_bytes();
     let cases = [
-        ("version 1 on a version 2 connection", 4, &[0x11][..]),
-        ("source", 16, &nid),
-        ("source's incarnation", 24, &[9]),
-        ("destination", 32, &nid),
-        ("destination's incarnation", 40, &[9]),
-        ("no destination's incarnation", 40, &[0; 8]),
+        ("source", 16, &nid[..], Stale::Source),
+        ("source's incarnation", 24, &[9], Stale::SourceStamp),
+        ("destination", 32, &nid, Stale::Destination),
+        (
+            "destination's incarnation",
+            40,
+            &[9],
+            Stale::DestinationStamp,
+        ),
+        (
+            "no destination's incarnation",
+            40,
+            &[0; 8],
+            Stale::DestinationStamp,
+        ),
     ];
-    for (what, at, with) in cases {
+    for (what, at, with, stale) in cases {
         let bytes = patch(noop.clone(), at, with);
-        costs_the_connection(&mut lab, what, Reason::Stale, |peer| {
+        costs_the_connection(&mut lab, what, Reason::Stale(stale), |peer| {
             peer.send(&bytes, None);
         });
     }
+    // The version of a message is looked at to read it, and is not compared with the connection's.
+    let bytes = patch(noop, 4, &[0x11]);
+    lab.peers[0].send(&bytes, None);
+    lab.works(0);
     ends_well(lab);
 }
 

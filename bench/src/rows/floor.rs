@@ -1,12 +1,14 @@
 //! Floors: what the machine takes for the least that must happen.
 
 use core::sync::atomic::{AtomicU64, Ordering};
+use core::time::Duration;
 use std::sync::Arc;
 
 use crossbeam_utils::CachePadded;
 
 use super::Spec;
-use crate::harness::{Patience, Role, Row};
+use crate::harness::{Cores, Effort, Patience, Role, Row};
+use crate::tsc::Calibration;
 
 /// The rows of this file.
 #[must_use]
@@ -14,6 +16,24 @@ pub fn specs() -> Vec<Spec> {
     vec![Spec::new("floor/ping-pong", "round trip", 2, |row| {
         two_lines(one_line(row))
     })]
+}
+
+/// How far apart the two cores are now: nanoseconds for one cache line there and back. On a virtual
+/// machine this changes while one looks, as the host moves the virtual cores.
+#[must_use]
+pub fn distance(cores: Cores, calibration: &Calibration) -> f64 {
+    let effort = Effort {
+        samples: 25,
+        least_samples: 25,
+        at_most: Duration::ZERO,
+        sample_here: Duration::ZERO,
+        sample_across: Duration::from_micros(50),
+    };
+    let row = one_line(Row::new("distance", "round trip", cores));
+    row.measure(&effort, calibration)
+        .outcomes
+        .first()
+        .map_or(f64::NAN, |outcome| outcome.ns.p50)
 }
 
 /// Adds the floor of every exchange between cores: one cache line there and back.

@@ -76,6 +76,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let event = Landed {
             token: state.token,
             operation: match state.role {
+                // A PUT_REQ of which nothing fits is answered by a PUT_NAK, and has landed all the same.
                 Role::Sink | Role::Ack | Role::Nak(_) => Incoming::Put {
                     hdr_data: state.hdr_data,
                 },

@@ -133,6 +133,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         if empty {
             self.apply(handle, Input::Completed);
+            let is_over = self
+                .transfers
+                .get(handle)
+                .is_some_and(|state| state.abandoned.is_some());
+            // Its time ended while it was being sent: an ACK is no longer waited for.
+            if is_over {
+                self.apply(handle, Input::Expired);
+            }
         }
     }
 

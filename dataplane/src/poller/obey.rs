@@ -8,6 +8,7 @@ use crate::pool::Handle;
 use crate::registration::Descriptor;
 use crate::time::Instant;
 use crate::transfer::Phase;
+use crate::wire::V2;
 
 impl<N: Nic> Poller<'_, N> {
     /// Carries out what was ordered. An order is taken only when its report has room.
@@ -50,7 +51,9 @@ impl<N: Nic> Poller<'_, N> {
     }
 
     fn adopt(&mut self, qp: N::QueuePair, terms: Terms, accepted: bool, token: u64, now: Instant) {
-        let fits = terms.queue_depth != 0
+        // Version 1 has other rules for credits and NOOPs, and nobody speaks it any more.
+        let fits = terms.version == V2
+            && terms.queue_depth != 0
             && terms.queue_depth <= self.limits.shape.queue_depth
             && self.connections.vacant() > 0
             && !self.stopping;

@@ -23,6 +23,9 @@ const PIECES: usize = 32;
 /// Where the ping info lies in the message buffer of a transfer that writes it by RDMA.
 const PING_AT: u32 = 2048;
 
+/// Most WRITEs of one transfer on the send queue: as many as there are ids for.
+const WRITES_AT_ONCE: u16 = 16;
+
 /// The whole of a chain's longest step: register and message.
 const STEP: usize = 2;
 
@@ -377,8 +380,8 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let (max_sge, most) = {
-            let writes = self.limits.shape.writes_at_once.clamp(1, 16);
+        let (max_sge, writes) = {
+            let writes = self.limits.shape.writes_at_once;
             let Some(transfer) = self.transfers.get(handle) else {
                 return;
             };
@@ -390,10 +393,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
-                // Those of a chain that was taken in part count.
-                usize::from(writes.saturating_sub(transfer.in_flight)).min(room.saturating_sub(1)),
+                writes.min(WRITES_AT_ONCE),
             )
         };
+        let room = room.saturating_sub(1);
         let mut posted = 0_usize;
         loop {
             let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -402,7 +405,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if transfer.cursor.written >= transfer.length {
                 break;
             }
-            if posted >= most {
+            if posted >= room || transfer.in_flight >= writes {
                 // The rest goes when these are done; the last of them was signalled.
                 return;
             }
@@ -442,25 +445,25 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             transfer.cursor.written = from.saturating_add(bytes);
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
-            posted = posted.wrapping_add(1);
-            let is_last = transfer.cursor.written >= transfer.length;
+            // Numbered on from those of an earlier chain that the device took in part, which may be in flight.
             let id = pack_write(handle, transfer.cursor.writes);
             transfer.cursor.writes = transfer.cursor.writes.wrapping_add(1);
+            posted = posted.wrapping_add(1);
+            let is_last = transfer.cursor.written >= transfer.length;
+            let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
                 imm: None,
             };
-            self.nic.queue(qp, id, !is_last && posted >= most, wr);
+            self.nic.queue(qp, id, is_end && !is_last, wr);
             self.link(connection, link, id);
         }
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put
-            && transfer.handle != WireHandle::NONE
-            && transfer.abandoned.is_none();
+        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,
@@ -494,7 +497,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid }
         };
         let link = link_of(what, handle, transfer);
-        let envelope = envelope_of(state, paid);
+        let envelope = state.terms.envelope(paid);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -528,7 +531,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let paid = state.credits.pay();
         let message = Message {
-            envelope: envelope_of(state, paid),
+            envelope: state.terms.envelope(paid),
             body: Body::Noop,
         };
         let length = message.encode(buffer.bytes()).unwrap_or(0);
@@ -560,9 +563,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         let room = state.on_send_queue() < self.send_wr;
         if due && room && state.wants_noop(true) {
             let qp = state.qp;
-            state.last_sent = now;
             self.noop(connection, qp);
-            self.ring(connection, qp);
+            // What the device did not take is tried again when the hand comes round.
+            if self.ring(connection, qp)
+                && let Some(state) = self.connections.get_mut(connection)
+            {
+                state.last_sent = now;
+            }
         }
     }
 
@@ -677,18 +684,6 @@ const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
         handle,
         phase: transfer.phase,
         cursor: transfer.cursor,
-    }
-}
-
-const fn envelope_of(state: &crate::connection::Connection<'_>, paid: u8) -> Envelope {
-    let terms = &state.terms;
-    Envelope {
-        version: terms.version,
-        credits: paid,
-        source: terms.local,
-        source_stamp: terms.local_stamp,
-        destination: terms.peer,
-        destination_stamp: terms.peer_stamp,
     }
 }
 

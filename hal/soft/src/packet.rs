@@ -38,11 +38,11 @@ pub enum Opcode {
     RefusedRequest = 8,
     /// As `RefusedAccess`: the sender could not carry it out.
     RefusedOperation = 9,
-    /// The sender's queue pair was in error, or does not exist. Acknowledges nothing.
+    /// There is no such queue pair. Acknowledges nothing.
     Gone = 10,
     /// The sender is in error and asks to be left alone.
     Close = 11,
-    /// The sender will carry out nothing more of what it was sent.
+    /// As `Ack`, and the sender will carry out nothing of the rest: it is in error, or was asked to.
     Closed = 12,
 }
 
@@ -65,13 +65,12 @@ impl Opcode {
         })
     }
 
-    /// The status of the work request that was answered so, where the answer is final.
+    /// The status of the work request that is refused so.
     pub(crate) const fn verdict(self) -> Option<Status> {
         Some(match self {
             Self::RefusedAccess => Status::RemoteAccess,
             Self::RefusedRequest => Status::RemoteInvalidRequest,
             Self::RefusedOperation => Status::RemoteOperation,
-            Self::Gone => Status::RetryExceeded,
             _ => return None,
         })
     }

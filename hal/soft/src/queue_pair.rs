@@ -273,7 +273,7 @@ impl Default for QueuePairSlot {
             gap: false,
             deaf: false,
             answer: None,
-            refusal: Opcode::Gone,
+            refusal: Opcode::Closed,
             next: NONE,
             listed: false,
         }

@@ -84,7 +84,8 @@ impl<W: Wire> Soft<'_, W> {
                 // The peer may be waiting for us to let go.
                 self.answer(index, Opcode::Closed);
             }
-            Opcode::Gone | Opcode::Closed => self.on_gone(index, Status::RetryExceeded),
+            Opcode::Gone => self.on_gone(index, Status::RetryExceeded),
+            Opcode::Closed => self.on_refused(index, psn, Status::RetryExceeded),
             Opcode::Close => {
                 if let Some(slot) = self.table.slot(index) {
                     slot.deaf = true;
@@ -98,12 +99,13 @@ impl<W: Wire> Soft<'_, W> {
     /// A packet for a queue pair that is not here.
     fn on_stranger(&mut self, port: u16, packet: &Packet) {
         self.counts.strangers = self.counts.strangers.wrapping_add(1);
-        let closing = match packet.opcode {
-            Opcode::Send | Opcode::Write | Opcode::Read => false,
-            Opcode::Close => true,
-            _ => return,
-        };
-        let answer = (port, packet.source, packet.destination, closing);
+        if !matches!(
+            packet.opcode,
+            Opcode::Send | Opcode::Write | Opcode::Read | Opcode::Close
+        ) {
+            return;
+        }
+        let answer = (port, packet.source, packet.destination);
         if self.strangers.iter().all(|waiting| *waiting != answer) {
             // Without room it is lost like any packet, and the stranger asks again.
             let _full = self.strangers.push_back(answer);

@@ -8,6 +8,7 @@
 #![no_std]
 #![no_main]
 
+mod engine;
 mod plants;
 mod rooms;
 
@@ -21,6 +22,7 @@ unsafe extern "C" {}
 #[unsafe(no_mangle)]
 pub extern "C" fn main() -> i32 {
     rooms::keep();
+    engine::keep();
     plants::keep();
     0
 }

@@ -1,42 +1,53 @@
 //! The functions of every room, each compiled with arguments that could be anything.
 
-use core::hint::black_box;
+
 
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
-use o2poll_dataplane::nic::RKey;
+use o2poll_dataplane::nic::{Nic, RKey};
 use o2poll_dataplane::pool::{self, Handle, Pool, Queue};
 use o2poll_dataplane::ring;
 use o2poll_dataplane::time::Instant;
-use o2poll_dataplane::wire::Nid;
+use o2poll_dataplane::wire::{
+    Body, Descriptor, Done, Envelope, Located, Message, Nid, RejectRecord, Why, encode_immediate,
+    lnet, ping,
+};
+use o2poll_soft::{Ports, Soft};
 
 /// Keeps functions alive: their addresses go where the optimiser cannot follow.
-macro_rules! keep {
+macro_rules! keep_all {
     ($($function:expr),* $(,)?) => {
-        black_box([$($function as *const ()),*])
+        core::hint::black_box([$($function as *const ()),*])
     };
 }
 
+
+pub(crate) use keep_all;
+
 /// Keeps every room alive.
-///
-/// The poller over the software device joins here as one more line, `engine::keep()`, of a module
-/// that instantiates it over static storage.
 pub fn keep() {
     rings();
     pools();
     memory();
     values();
+    wire();
+    soft();
 }
 
 fn rings() {
     type Value = (u64, u64);
-    keep![
+    keep_all![
         ring::index_ring::<Value>,
         ring::Producer::<'_, Value>::push,
         ring::Producer::<'_, Value>::free,
+        ring::Producer::<'_, Value>::push_slice,
+        push_iter,
+        reserve,
         ring::Consumer::<'_, Value>::pop,
         ring::Consumer::<'_, Value>::len,
         ring::Consumer::<'_, Value>::is_empty,
+        ring::Consumer::<'_, Value>::pop_slice,
+        drain,
         ring::lap_ring,
         ring::LapProducer::push,
         ring::LapProducer::room,
@@ -47,7 +58,7 @@ fn rings() {
 
 fn pools() {
     type Value = [u64; 9];
-    keep![
+    keep_all![
         Pool::<'_, Value>::new,
         Pool::<'_, Value>::len,
         Pool::<'_, Value>::capacity,
@@ -71,7 +82,7 @@ fn pools() {
 }
 
 fn memory() {
-    keep![
+    keep_all![
         Range::sge,
         Range::bytes,
         Range::bytes_mut,
@@ -90,13 +101,13 @@ fn memory() {
         Buffer::peek,
         Buffer::post,
         Posted::sge,
-        Posted::sge_at,
+        Buffer::sge_at,
         Posted::completed,
     ];
 }
 
 fn values() {
-    keep![
+    keep_all![
         Instant::after,
         Instant::since,
         RKey::rotated,
@@ -107,6 +118,84 @@ fn values() {
         Nid::address,
         counters,
     ];
+}
+
+fn wire() {
+    keep_all![
+        Message::decode,
+        Message::encode,
+        Message::encode_as,
+        Body::kind,
+        encode_immediate,
+        Descriptor::new,
+        Descriptor::get,
+        Descriptor::length,
+        Descriptor::locate,
+        Located::get,
+        RejectRecord::decode,
+        RejectRecord::encode_as,
+        Why::from_code,
+        Why::code,
+        lnet::Header::decode,
+        lnet::Header::is_legal,
+        lnet::WireHandle::words,
+        lnet::WireHandle::from_words,
+        ping::PingInfo::decode,
+        ping::encode,
+        ping_entries,
+        put_done,
+    ];
+}
+
+fn soft() {
+    type Device = Soft<'static, Ports<'static, 'static>>;
+    keep_all![
+        Device::new,
+        Device::register,
+        Device::gauges,
+        Device::counts,
+        <Device as Nic>::capabilities,
+        <Device as Nic>::adopt,
+        <Device as Nic>::fail,
+        <Device as Nic>::retire,
+        <Device as Nic>::adopt_window,
+        <Device as Nic>::retire_window,
+        <Device as Nic>::queue,
+        <Device as Nic>::doorbell,
+        <Device as Nic>::receive,
+        <Device as Nic>::poll,
+        <Device as Nic>::arm,
+    ];
+}
+
+fn reserve(producer: &mut ring::Producer<'_, (u64, u64)>, value: (u64, u64)) -> usize {
+    let Some(mut reserved) = producer.reserve(2) else {
+        return 0;
+    };
+    let _ = reserved.push(value);
+    let _ = reserved.push(value);
+    reserved.left()
+}
+
+fn push_iter(producer: &mut ring::Producer<'_, (u64, u64)>, values: &[(u64, u64)]) -> usize {
+    producer.push_iter(values.iter().copied())
+}
+
+fn drain(consumer: &mut ring::Consumer<'_, (u64, u64)>, most: usize) -> u64 {
+    consumer.drain(most).fold(0, |sum, (a, b)| sum ^ a ^ b)
+}
+
+fn ping_entries(info: &ping::PingInfo<'_>) -> u64 {
+    let primary = info.primary().map_or(0, |nid| nid.0);
+    info.entries().fold(primary, |sum, entry| sum ^ entry.nid.0)
+}
+
+fn put_done(envelope: &Envelope, done: Done, to: &mut [u8; 4096]) -> u32 {
+    let message = Message {
+        envelope: *envelope,
+        body: Body::PutDone(done),
+    };
+    message.encode(to).unwrap_or(0)
 }
 
 fn slice(list: &PageList<'_>, offset: u64, length: u32) -> u64 {

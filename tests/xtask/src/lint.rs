@@ -18,10 +18,9 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
         command.args(arguments);
         command
     };
-    check(
-        "lock file",
-        &mut cargo(&["metadata", "--locked", "--format-version=1"]),
-    );
+    let locked = ["metadata", "--locked", "--format-version=1"];
+    check("lock file", &mut cargo(&locked));
+    check("lock file probe", cargo(&locked).arg(PROBE));
     check("format", &mut cargo(&["fmt", "--all", "--check"]));
     check("format probe", &mut cargo(&["fmt", PROBE, "--check"]));
     check(
@@ -36,19 +35,13 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
         ]),
     );
     // One by one too: in the workspace a crate sees features that only a neighbour has asked for.
+    // Its dependencies have a line of their own.
     for member in &workspace.members {
         let package = &member.package;
+        let mut command = cargo(&["clippy", "--package", package, "--all-targets", "--no-deps"]);
         check(
             &format!("clippy {package}"),
-            &mut cargo(&[
-                "clippy",
-                "--package",
-                package,
-                "--all-targets",
-                "--",
-                "-D",
-                "warnings",
-            ]),
+            command.args(["--", "-D", "warnings"]),
         );
     }
     check(

@@ -91,7 +91,7 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
 pub(crate) fn bench(workspace: &Workspace, arguments: &[&str]) -> Result<bool> {
     let mut command = cargo(workspace);
     command
-        .args(["bench", "--package=o2poll-bench", "--"])
+        .args(["run", "--release", "--package=o2poll-bench", "--"])
         .args(arguments);
     Ok(command.status()?.success())
 }

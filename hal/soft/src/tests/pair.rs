@@ -22,39 +22,78 @@ pub(super) const LIMITS: Limits = Limits {
     cqe: 512,
 };
 
-/// A device over leaked storage.
-pub(super) fn device<W: Wire>(profile: Profile, limits: Limits, wire: W) -> Soft<'static, W> {
-    fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
-        let all: Vec<T> = core::iter::repeat_with(make).take(count).collect();
-        all.leak()
+/// Memory that is lent for as long as anybody likes, and freed when this is dropped: last.
+#[derive(Default)]
+pub(super) struct Hoard(Vec<Box<dyn FnOnce()>>);
+
+impl Hoard {
+    pub(super) fn lend<T: 'static>(
+        &mut self,
+        count: usize,
+        make: impl FnMut() -> T,
+    ) -> &'static mut [T] {
+        let all: Box<[T]> = core::iter::repeat_with(make).take(count).collect();
+        let all = Box::into_raw(all);
+        // SAFETY: made by `into_raw`, freed once, and whoever drops a hoard has dropped the borrowers.
+        self.0
+            .push(Box::new(move || drop(unsafe { Box::from_raw(all) })));
+        // SAFETY: as above, and this is the only reference.
+        unsafe { &mut *all }
     }
+
+    pub(super) fn bytes(&mut self, count: usize) -> NonNull<u8> {
+        NonNull::from(self.lend(count, || 0_u8)).cast()
+    }
+}
+
+impl Drop for Hoard {
+    fn drop(&mut self) {
+        for free in self.0.drain(..) {
+            free();
+        }
+    }
+}
+
+/// A device.
+pub(super) fn device<W: Wire>(
+    hoard: &mut Hoard,
+    profile: Profile,
+    limits: Limits,
+    wire: W,
+) -> Soft<'static, W> {
     let sizes = limits.sizes(&profile).unwrap();
     let storage = Storage {
-        queue_pairs: lend(sizes.queue_pairs, QueuePairSlot::default),
-        numbers: lend(sizes.numbers, u32::default),
-        sends: lend(sizes.sends, SendEntry::default),
-        pieces: lend(sizes.pieces, Sge::default),
-        receives: lend(sizes.receives, ReceiveEntry::default),
-        regions: lend(sizes.regions, RegionSlot::default),
-        fragments: lend(sizes.fragments, Fragment::default),
-        memories: lend(sizes.memories, || None),
-        completions: lend(sizes.completions, CompletionEntry::default),
+        queue_pairs: hoard.lend(sizes.queue_pairs, QueuePairSlot::default),
+        numbers: hoard.lend(sizes.numbers, u32::default),
+        sends: hoard.lend(sizes.sends, SendEntry::default),
+        pieces: hoard.lend(sizes.pieces, Sge::default),
+        receives: hoard.lend(sizes.receives, ReceiveEntry::default),
+        regions: hoard.lend(sizes.regions, RegionSlot::default),
+        fragments: hoard.lend(sizes.fragments, Fragment::default),
+        memories: hoard.lend(sizes.memories, || None),
+        completions: hoard.lend(sizes.completions, CompletionEntry::default),
     };
     Soft::new(profile, &limits, storage, wire).unwrap()
 }
 
-fn lane(slots: usize) -> Lane<'static> {
-    let all: Vec<LapSlot> = core::iter::repeat_with(LapSlot::new).take(slots).collect();
+pub(super) fn lane(hoard: &mut Hoard, slots: usize) -> Lane<'static> {
     Lane {
-        returned: Box::leak(Box::new(Returned::new())),
-        slots: all.leak(),
+        returned: &mut hoard.lend(1, Returned::new)[0],
+        slots: hoard.lend(slots, LapSlot::new),
     }
 }
 
 /// Two wires that lead to each other.
-pub(super) fn wires(slots: usize) -> (Ports<'static, 'static>, Ports<'static, 'static>) {
-    let (near, far) = link(lane(slots), lane(slots)).unwrap();
-    let one = |port: Port<'static>| Ports::new(Box::leak(Box::new([port])));
+pub(super) fn wires(
+    hoard: &mut Hoard,
+    slots: usize,
+) -> (Ports<'static, 'static>, Ports<'static, 'static>) {
+    let (there, back) = (lane(hoard, slots), lane(hoard, slots));
+    let (near, far) = link(there, back).unwrap();
+    let mut one = |port: Port<'static>| {
+        let mut port = Some(port);
+        Ports::new(hoard.lend(1, || port.take().unwrap()))
+    };
     (one(near), one(far))
 }
 
@@ -66,10 +105,9 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    pub(super) fn new<W: Wire>(soft: &mut Soft<'_, W>, length: usize) -> Self {
-        let bytes: &'static mut [u8] = std::vec![0_u8; length].leak();
-        let base = NonNull::from(bytes).cast();
-        // SAFETY: leaked, and touched by nobody while the device works (`read`, `write` copy).
+    pub(super) fn new<W: Wire>(hoard: &mut Hoard, soft: &mut Soft<'_, W>, length: usize) -> Self {
+        let base = hoard.bytes(length);
+        // SAFETY: the hoard outlives the devices; `read` and `write` hold no reference.
         let memory = unsafe { Memory::new(base, length, 0) };
         let lkey = soft.register(memory).unwrap();
         Self { base, length, lkey }
@@ -89,7 +127,7 @@ impl Arena {
 
     pub(super) fn read(&self, offset: usize, length: usize) -> Vec<u8> {
         assert!(offset + length <= self.length);
-        // SAFETY: inside the leaked array; the devices run on this thread or have let go.
+        // SAFETY: inside the hoarded array; the devices run on this thread or have let go.
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(offset), length).to_vec() }
     }
 
@@ -105,6 +143,9 @@ impl Arena {
     }
 }
 
+// SAFETY: the bytes belong to the hoard and to no thread.
+unsafe impl Send for Arena {}
+
 /// One side: device, memory, one queue pair, what has completed.
 pub(super) struct End<W: Wire> {
     pub(super) soft: Soft<'static, W>,
@@ -115,9 +156,15 @@ pub(super) struct End<W: Wire> {
 }
 
 impl<W: Wire> End<W> {
-    pub(super) fn new(profile: Profile, limits: Limits, wire: W, pair: QueuePair) -> Self {
-        let mut soft = device(profile, limits, wire);
-        let arena = Arena::new(&mut soft, 1 << 20);
+    pub(super) fn new(
+        hoard: &mut Hoard,
+        profile: Profile,
+        limits: Limits,
+        wire: W,
+        pair: QueuePair,
+    ) -> Self {
+        let mut soft = device(hoard, profile, limits, wire);
+        let arena = Arena::new(hoard, &mut soft, 1 << 20);
         let qp = soft.adopt(pair).unwrap();
         Self {
             soft,
@@ -148,16 +195,23 @@ impl<W: Wire> End<W> {
     }
 }
 
+/// Both sides, and what they borrow from.
+pub(super) struct Both {
+    pub(super) a: End<Ports<'static, 'static>>,
+    pub(super) b: End<Ports<'static, 'static>>,
+    pub(super) hoard: Hoard,
+}
+
 /// Both sides, over rings of so many slots.
-pub(super) fn connected(
-    profile: Profile,
-    slots: usize,
-) -> (End<Ports<'static, 'static>>, End<Ports<'static, 'static>>) {
-    let (near, far) = wires(slots);
-    (
-        End::new(profile, LIMITS, near, QueuePair::new(1, 0, 2, 32, 32)),
-        End::new(profile, LIMITS, far, QueuePair::new(2, 0, 1, 32, 32)),
-    )
+pub(super) fn connected(profile: Profile, slots: usize) -> Both {
+    let mut hoard = Hoard::default();
+    let (near, far) = wires(&mut hoard, slots);
+    let pair = |number, peer| QueuePair::new(number, 0, peer, 32, 32);
+    Both {
+        a: End::new(&mut hoard, profile, LIMITS, near, pair(1, 2)),
+        b: End::new(&mut hoard, profile, LIMITS, far, pair(2, 1)),
+        hoard,
+    }
 }
 
 pub(super) fn settle<V: Wire, W: Wire>(a: &mut End<V>, b: &mut End<W>) {

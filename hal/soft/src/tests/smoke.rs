@@ -2,12 +2,16 @@
 
 use o2poll_dataplane::nic::{Completion, Layout, Nic, Remote, Rights, SendWr, WrId};
 
-use super::pair::{connected, settle};
+use super::pair::{Both, connected, settle};
 use crate::{Profile, Window};
 
 #[test]
 fn a_get_goes_through_and_its_key_dies() {
-    let (mut a, mut b) = connected(Profile::frwr(), 64);
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(Profile::frwr(), 64);
     let (region, key) = a.soft.adopt_window(Window::new(0)).unwrap();
     let key = key.rotated();
     a.post(100, 0, 4096);

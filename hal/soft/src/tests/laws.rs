@@ -1,0 +1,178 @@
+//! The conformance suite on this device: every profile, over rings and over a wire that loses packets.
+#![allow(unsafe_code)]
+
+use std::vec::Vec;
+
+use core::marker::PhantomData;
+use core::ptr::NonNull;
+use o2poll_dataplane::nic::{Burst, Completion, LKey, Nic, Qp, Sge};
+
+use super::pair::{Hoard, device, wires};
+use crate::conformance;
+use crate::conformance::{Bench, Lane, MEMORY, Setup, Side};
+use crate::{Limits, Lossy, Memory, Ports, Profile, QueuePair, Soft, Weather, Window};
+
+type Device = Soft<'static, Lossy<Ports<'static, 'static>>>;
+
+/// A kind of device.
+pub(super) trait Kind {
+    const PROFILE: Profile;
+    const WEATHER: Weather;
+}
+
+/// Two of a kind.
+pub(super) struct Two<K> {
+    devices: [Device; 2],
+    qps: [[Qp; 3]; 2],
+    memory: [NonNull<u8>; 2],
+    /// By side and protection domain.
+    lkeys: [[LKey; 2]; 2],
+    kind: PhantomData<K>,
+    /// Last: everything above borrows from it.
+    _hoard: Hoard,
+}
+
+impl<K: Kind> Bench for Two<K> {
+    type Nic = Device;
+    const PATIENCE: usize = 20_000;
+
+    fn new(setup: Setup) -> Self {
+        let mut hoard = Hoard::default();
+        let mut profile = K::PROFILE;
+        profile.ack_timeout = 200;
+        profile.rnr_timer = 20;
+        let limits = Limits {
+            queue_pairs: 3,
+            send_wr: setup.send_depth,
+            recv_wr: setup.recv_depth,
+            windows: 4,
+            memories: 2,
+            cqe: setup.cqe,
+        };
+        let (near, far) = wires(&mut hoard, 16);
+        let mut devices = [(near, 1), (far, 2)].map(|(wire, seed)| {
+            device(
+                &mut hoard,
+                profile,
+                limits,
+                Lossy::new(wire, K::WEATHER, seed),
+            )
+        });
+        let memory = [(); 2].map(|()| hoard.bytes(MEMORY));
+        let mut lkeys = [[LKey(0); 2]; 2];
+        let mut qps = [[Qp(0); 3]; 2];
+        for (side, device) in devices.iter_mut().enumerate() {
+            for pd in [0, 1] {
+                // SAFETY: the hoard keeps it until both devices are gone; `peek` and `poke` hold no reference.
+                let memory = unsafe { Memory::new(memory[side], MEMORY, pd) };
+                lkeys[side][pd as usize] = device.register(memory).unwrap();
+            }
+            for lane in 0..3_u32 {
+                let own = 10 + lane * 2 + side as u32;
+                let peer = 10 + lane * 2 + (1 - side as u32);
+                let mut pair = QueuePair::new(own, 0, peer, setup.send_depth, setup.recv_depth);
+                pair.pd = u32::from(lane == 2);
+                pair.rnr_retry = setup.rnr_retry;
+                pair.responder_resources = setup.responder_resources;
+                // Close to the wrap.
+                pair.psn = (own * 3).wrapping_neg();
+                pair.path.psn = (peer * 3).wrapping_neg();
+                qps[side][lane as usize] = device.adopt(pair).unwrap();
+            }
+        }
+        Self {
+            devices,
+            qps,
+            memory,
+            lkeys,
+            kind: PhantomData,
+            _hoard: hoard,
+        }
+    }
+
+    fn nic(&mut self, side: Side) -> &mut Device {
+        &mut self.devices[side as usize]
+    }
+
+    fn qp(&self, side: Side, lane: Lane) -> Qp {
+        self.qps[side as usize][lane as usize]
+    }
+
+    fn window(&mut self, _side: Side, lane: Lane) -> Window {
+        Window::new(u32::from(lane == Lane::Foreign))
+    }
+
+    fn sge(&self, side: Side, lane: Lane, offset: usize, length: u32) -> Sge {
+        let address = self.memory[side as usize].as_ptr() as u64;
+        Sge {
+            address: address + offset as u64,
+            length,
+            lkey: self.lkeys[side as usize][usize::from(lane == Lane::Foreign)],
+        }
+    }
+
+    fn peek(&self, side: Side, offset: usize, length: usize) -> Vec<u8> {
+        assert!(offset + length <= MEMORY);
+        // SAFETY: inside the hoarded array, and the devices run on this thread.
+        unsafe {
+            let at = self.memory[side as usize].as_ptr().add(offset);
+            core::slice::from_raw_parts(at, length).to_vec()
+        }
+    }
+
+    fn poke(&mut self, side: Side, offset: usize, bytes: &[u8]) {
+        assert!(offset + bytes.len() <= MEMORY);
+        // SAFETY: as in `peek`.
+        unsafe {
+            let at = self.memory[side as usize].as_ptr().add(offset);
+            at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    fn step(&mut self, seen: &mut [Vec<Completion>; 2]) {
+        for (device, seen) in self.devices.iter_mut().zip(seen) {
+            let mut burst = Burst::new();
+            device.poll(&mut burst).unwrap();
+            seen.extend(burst);
+        }
+    }
+}
+
+const CLEAR: Weather = Weather {
+    drop: 0,
+    repeat: 0,
+    delay: 0,
+    hold: 0,
+};
+
+const STORM: Weather = Weather {
+    drop: 20,
+    repeat: 20,
+    delay: 30,
+    hold: 20,
+};
+
+macro_rules! kinds {
+    ($($name:ident: $profile:ident, $weather:ident;)+) => {$(
+        pub(super) struct $name;
+
+        impl Kind for $name {
+            const PROFILE: Profile = Profile::$profile();
+            const WEATHER: Weather = $weather;
+        }
+    )+};
+}
+
+kinds! {
+    Frwr: frwr, CLEAR;
+    Mlx5: mlx5, CLEAR;
+    Windows: windows, CLEAR;
+    FrwrInStorm: frwr, STORM;
+    Mlx5InStorm: mlx5, STORM;
+}
+
+conformance!(frwr, Two<Frwr>);
+conformance!(mlx5, Two<Mlx5>);
+conformance!(windows, Two<Windows>);
+conformance!(frwr_in_storm, Two<FrwrInStorm>);
+conformance!(mlx5_in_storm, Two<Mlx5InStorm>);
