@@ -342,6 +342,8 @@ pub struct Poller<'a, N: Nic> {
     listed: Queue,
     /// Event slots that transfers and entries have coming.
     events_due: usize,
+    /// A transfer at the head of the submissions, for which there is no slot.
+    pending: Option<Submission<'a>>,
     /// Transfers of ours that hold a slot, and how many may.
     own: usize,
     own_most: usize,
@@ -415,6 +417,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             attached: Queue::new(),
             listed: Queue::new(),
             events_due: 0,
+            pending: None,
             own: 0,
             chain: Chain::new(),
             scratch: Scratch::new(),
