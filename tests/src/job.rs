@@ -68,7 +68,9 @@ impl Jobs {
         jobs: &[Job],
         meddle: impl FnMut(&mut World),
     ) {
+        let ended = world.has_ended();
         let this = Self::drive(world, connection, jobs, meddle);
+        assert!(ended || !world.has_ended(), "{}", world.picture());
         this.check(world);
     }
 
@@ -131,12 +133,7 @@ impl Jobs {
         for node in &mut world.nodes {
             *node.poller.nic().faults() = Faults::default();
         }
-        let ended = |node: &crate::Node| node.counters.connections_ended.get() != 0;
-        if !world.nodes.iter().any(ended) {
-            world.rest();
-        } else {
-            world.settle();
-        }
+        world.rest();
         this.listen(world);
         this
     }

@@ -165,9 +165,17 @@ impl World {
         &self.setup
     }
 
-    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest: no key is
-    /// alive, no bulk request is open, and every credit that one side misses the other owes, below its
-    /// high-water mark.
+    /// Whether a connection has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.nodes
+            .iter()
+            .any(|node| node.counters.connections_ended.get() != 0)
+    }
+
+    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest where no
+    /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
+    /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
         let patience = 40 + 3 * u64::from(self.setup.profile.ack_timeout.min(1000));
         let (mut quiet, mut left) = (0, 200_000_u32);
@@ -175,6 +183,9 @@ impl World {
             quiet = if self.step() { 0 } else { quiet + 1 };
             left -= 1;
             assert!(left != 0, "never at rest: {}", self.picture());
+        }
+        if self.has_ended() {
+            return;
         }
         let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
         let picture = self.picture();
