@@ -137,7 +137,7 @@ pub struct Ends<'a, N: Nic> {
     pub reports: Producer<'a, Report<N>>,
     /// From the application.
     pub submissions: Consumer<'a, Submission<'a>>,
-    /// To the application.
+    /// To the application. Holds at least two events more than there may be entries.
     pub events: Producer<'a, Event<'a>>,
 }
 
@@ -363,7 +363,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub fn new(
         nic: N,
         storage: Storage<'a>,
-        ends: Ends<'a, N>,
+        mut ends: Ends<'a, N>,
         limits: Limits,
         now: Instant,
     ) -> Result<Self, TooSmall> {
@@ -377,6 +377,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             ("entries", storage.entries.len(), sizes.entries),
             ("messages", storage.messages.len(), sizes.messages),
             ("sends", storage.sends.len(), sizes.sends),
+            // Each entry keeps a slot for its end. With fewer than two besides, nothing could be asked any more.
+            (
+                "the event ring",
+                ends.events.free(),
+                sizes.entries.saturating_add(2),
+            ),
             (
                 "the device's send queue",
                 capabilities.max_send_wr as usize,
