@@ -219,6 +219,9 @@ pub fn connection(bytes: &[u8]) {
     let Ok(plan) = Plan::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
+    if std::env::var_os("O2POLL_PLAN").is_some() {
+        println!("{plan:#?}");
+    }
     // SAFETY: all that is made in there goes no further.
     #[allow(unsafe_code)]
     unsafe {
@@ -237,6 +240,8 @@ struct Bench {
     /// The hostile one, and an honest one.
     peers: [Peer; 2],
     connections: [Option<Handle>; 2],
+    /// The hostile peer's messages are taken.
+    taken: bool,
     numbers: u32,
     now: Instant,
     shape: Shape,
@@ -327,6 +332,7 @@ impl Bench {
             node,
             peers,
             connections: [None; 2],
+            taken: false,
             numbers: 0,
             now,
             shape,
@@ -363,6 +369,7 @@ impl Bench {
         self.listening = true;
         self.node.keep_broken = false;
         *self.node.poller.nic().faults() = o2poll_soft::Faults::default();
+        self.poison_works();
         self.another_works();
         self.end();
     }
@@ -746,6 +753,9 @@ impl Bench {
         for _ in 0..100 {
             if let Some(connection) = self.node.ready.pop_front() {
                 self.connections[of] = Some(connection);
+                if of == 0 {
+                    self.taken = accepted;
+                }
                 return;
             }
             self.step();
@@ -760,6 +770,7 @@ impl Bench {
                 .node
                 .orders
                 .push(Order::Establish { connection, terms });
+            self.taken |= of == 0;
         }
     }
 
@@ -837,6 +848,18 @@ impl Bench {
         while quiet < 4 {
             quiet = if self.step() { 0 } else { quiet + 1 };
         }
+    }
+
+    /// What no node may put up with has ended the connection.
+    fn poison_works(&mut self) {
+        if !self.peers[0].poisoned || !self.taken {
+            return;
+        }
+        let Some(connection) = self.connections[0] else {
+            return;
+        };
+        let gone = self.until(|bench| bench.node.gone.iter().any(|(gone, _)| *gone == connection));
+        assert!(gone, "it goes on; {}", self.picture());
     }
 
     /// The honest peer pings, and PUTs into the memory that is exported to it.
