@@ -118,6 +118,7 @@ impl Node {
         };
         let (submissions, mut events) = keep(submissions, events);
         let mut device = Tap::new(device, arena.view());
+        device.set_depth(limits.shape.queue_depth);
         if setup.quiet {
             device.be_quiet();
             events.close();
