@@ -219,9 +219,6 @@ pub fn connection(bytes: &[u8]) {
     let Ok(plan) = Plan::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
-    if std::env::var_os("O2POLL_PLAN").is_some() {
-        println!("{plan:#?}");
-    }
     // SAFETY: all that is made in there goes no further.
     #[allow(unsafe_code)]
     unsafe {
