@@ -65,9 +65,10 @@ use o2poll_dataplane::nic::{
     Status, WrId,
 };
 
-pub use bytes::{Copier, Memory, Span};
+pub use bytes::{Memory, Span};
 pub use completion::CompletionEntry;
 pub use keys::{Fragment, RegionSlot, Window};
+pub use o2poll_dataplane::memory::Copier;
 pub use packet::{Flags, Opcode, Packet};
 pub use profile::{Limits, Profile, Sizes};
 pub use queue_pair::{Path, QueuePair, QueuePairSlot, ReceiveEntry, SendEntry};
