@@ -2,6 +2,7 @@
 
 pub mod floor;
 pub mod ring;
+pub mod transfer;
 
 use crate::harness::{Cores, Row};
 
@@ -41,7 +42,7 @@ impl Spec {
 /// Every row there is.
 #[must_use]
 pub fn all() -> Vec<Spec> {
-    [floor::specs(), ring::specs()]
+    [floor::specs(), ring::specs(), transfer::specs()]
         .into_iter()
         .flatten()
         .collect()
