@@ -58,7 +58,8 @@ pub struct Ground {
 
 impl Ground {
     /// So many bytes, resident.
-    fn new(bytes: usize) -> Self {
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
         let (arena, _) = Arena::new(bytes, HugePages::Try, Lock::Off).expect("memory for a row");
         Self {
             arena: Arc::new(arena),
@@ -66,12 +67,14 @@ impl Ground {
         }
     }
 
-    fn take(&mut self, bytes: usize, lkey: LKey) -> Range<'static> {
+    /// The next `bytes`, at a page's start. Who keeps the range keeps the ground.
+    #[must_use]
+    pub fn take(&mut self, bytes: usize, lkey: LKey) -> Range<'static> {
         let at = self.used.next_multiple_of(4096);
         assert!(at + bytes <= self.arena.len(), "the ground is sized to fit");
         self.used = at + bytes;
         // SAFETY: inside the arena by the assertion, zeroed and hence initialised. The counter only grows, so
-        // nothing else is given these bytes. Who keeps the range keeps the node, whose last field keeps the arena.
+        // nothing else is given these bytes. Who keeps the range keeps the arena, as said above.
         unsafe { Range::new(self.arena.base().add(at), bytes, lkey) }.expect("below 4 GiB")
     }
 }
@@ -160,28 +163,7 @@ impl Node {
             memories: 1,
             cqe: sizes.cqe,
         };
-        let room = device_limits
-            .sizes(&plan.profile)
-            .expect("within the profile");
-        let storage = soft::Storage {
-            queue_pairs: places(room.queue_pairs, soft::QueuePairSlot::default),
-            numbers: places(room.numbers, u32::default),
-            sends: places(room.sends, soft::SendEntry::default),
-            pieces: places(room.pieces, Sge::default),
-            receives: places(room.receives, soft::ReceiveEntry::default),
-            regions: places(room.regions, soft::RegionSlot::default),
-            fragments: places(room.fragments, soft::Fragment::default),
-            memories: places(room.memories, || None),
-            completions: places(room.completions, soft::CompletionEntry::default),
-        };
-        let wire = Ports::new(lend(ports));
-        let mut device =
-            Soft::new(plan.profile, &device_limits, storage, wire).expect("sized to fit");
-        device.set_copier(best_copy());
-        // SAFETY: the arena is initialised, and every node of this wire keeps it in its last field, behind its
-        // device. Its bytes are reached through ranges and by the devices only.
-        let known = unsafe { Memory::new(ground.arena.base(), ground.arena.len(), 0) };
-        let lkey = device.register(known).expect("room for one");
+        let (device, lkey) = device(plan.profile, &device_limits, ports, &ground);
         let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
         let storage = Storage {
             connections: places(sizes.connections, Slot::vacant),
@@ -406,7 +388,39 @@ impl core::ops::DerefMut for Bytes {
     }
 }
 
-fn lane() -> Lane<'static> {
+/// A device that knows the ground by the key it returns. Who keeps the device keeps the ground.
+#[must_use]
+pub fn device(
+    profile: Profile,
+    limits: &soft::Limits,
+    ports: Vec<Port<'static>>,
+    ground: &Ground,
+) -> (Device, LKey) {
+    let room = limits.sizes(&profile).expect("within the profile");
+    let storage = soft::Storage {
+        queue_pairs: places(room.queue_pairs, soft::QueuePairSlot::default),
+        numbers: places(room.numbers, u32::default),
+        sends: places(room.sends, soft::SendEntry::default),
+        pieces: places(room.pieces, Sge::default),
+        receives: places(room.receives, soft::ReceiveEntry::default),
+        regions: places(room.regions, soft::RegionSlot::default),
+        fragments: places(room.fragments, soft::Fragment::default),
+        memories: places(room.memories, || None),
+        completions: places(room.completions, soft::CompletionEntry::default),
+    };
+    let wire = Ports::new(lend(ports));
+    let mut device = Soft::new(profile, limits, storage, wire).expect("sized to fit");
+    device.set_copier(best_copy());
+    // SAFETY: the arena is initialised, and who keeps a device of this wire keeps it longer: a node in its last
+    // field. Its bytes are reached through ranges and by the devices only.
+    let known = unsafe { Memory::new(ground.arena.base(), ground.arena.len(), 0) };
+    let lkey = device.register(known).expect("room for one");
+    (device, lkey)
+}
+
+/// Memory for one direction of a link.
+#[must_use]
+pub fn lane() -> Lane<'static> {
     Lane {
         returned: lend_one(Returned::new()),
         slots: places(1024, LapSlot::new),

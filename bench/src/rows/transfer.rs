@@ -8,13 +8,13 @@
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 use std::thread;
 
 use crossbeam_utils::CachePadded;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{Event, Operation, Request, Submission, Token};
-use o2poll_dataplane::memory::{PageList, Range};
+use o2poll_dataplane::memory::{Copier, PageList, Range};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Instant;
 use o2poll_hal::clock::Clock;
@@ -22,6 +22,7 @@ use o2poll_hal::copy::{Method, copy};
 use o2poll_soft::Profile;
 
 use super::Spec;
+use super::poll::clock;
 use crate::harness::{Bound, Figure, Patience, Role, Row};
 use crate::nodes::{self, BITS, Node, PORTAL, Plan, Scribble, lend_one};
 use crate::tsc;
@@ -67,17 +68,39 @@ pub fn specs() -> Vec<Spec> {
     specs
 }
 
+/// What a transfer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     /// A PUT that fits its message.
     Immediate,
+    /// A GET by RDMA.
     Get,
+    /// A PUT by RDMA.
     Put,
+}
+
+/// Both nodes on the calling thread, doing as many transfers as the returned closure is told: for who counts
+/// instructions.
+pub fn alone(kind: Kind, length: u32, depth: u16) -> impl FnMut(u64) {
+    let load = Load {
+        kind,
+        length,
+        depth,
+        cold: false,
+    };
+    let clock = clock();
+    let [mut near, far] = nodes::pair(load.plan());
+    let mut application = Application::new(&mut near, load, clock);
+    let mut target = Target::new(far, clock);
+    move |n| {
+        application.run(&mut near, n, |now| target.node.turn(now));
+        target.serve(n);
+    }
 }
 
 /// What a row does.
 #[derive(Clone, Copy, Debug)]
-struct Load {
+pub(super) struct Load {
     kind: Kind,
     length: u32,
     depth: u16,
@@ -85,6 +108,20 @@ struct Load {
 }
 
 impl Load {
+    /// Copies alone, of eight buffers or of many.
+    pub(super) const fn copies(length: u32, cold: bool) -> Self {
+        Self {
+            kind: Kind::Get,
+            length,
+            depth: 8,
+            cold,
+        }
+    }
+
+    pub(super) const fn length(self) -> u32 {
+        self.length
+    }
+
     fn spec(self) -> Spec {
         let name = match (self.kind, self.length >> 10) {
             (Kind::Immediate, _) => format!("immediate-{}", self.length),
@@ -401,35 +438,21 @@ fn told(
 
 /// The same copies by one core, without anything around them.
 fn copies(row: Row, load: Load) -> Row {
-    let ground = Arc::new(Mutex::new(Copies::new(load)));
+    let floors = Floors::new(load);
     Method::ALL
         .into_iter()
         .filter_map(|method| Some((method, method.copier()?)))
         .fold(row, |row, (method, copier)| {
-            let ground = Arc::clone(&ground);
-            row.here(Role::Floor, method.name(), move |n| {
-                let mut ground = ground.lock().expect("no panic");
-                let Copies {
-                    to,
-                    from,
-                    order,
-                    next,
-                } = &mut *ground;
-                let length = load.length as usize;
-                for _ in 0..n {
-                    let at = order[*next] as usize * length;
-                    *next = if *next + 1 == order.len() {
-                        0
-                    } else {
-                        *next + 1
-                    };
-                    copy(copier, &mut to[at..at + length], &from[at..at + length]);
-                }
-            })
+            row.here(Role::Floor, method.name(), floors.batch(copier))
         })
 }
 
-/// Memory of the floors.
+/// Memory of the copies that transfers are compared with. Those of one row share it, and take turns.
+pub(super) struct Floors {
+    load: Load,
+    shared: Arc<Mutex<Copies>>,
+}
+
 struct Copies {
     to: nodes::Bytes,
     from: nodes::Bytes,
@@ -437,13 +460,40 @@ struct Copies {
     next: usize,
 }
 
-impl Copies {
-    fn new(load: Load) -> Self {
-        Self {
+impl Floors {
+    pub(super) fn new(load: Load) -> Self {
+        let copies = Copies {
             to: nodes::Bytes::new(load.payload()),
             from: nodes::Bytes::new(load.payload()),
             order: order(load),
             next: 0,
+        };
+        Self {
+            load,
+            shared: Arc::new(Mutex::new(copies)),
+        }
+    }
+
+    /// Copies one buffer after the other.
+    pub(super) fn batch(&self, copier: Copier) -> impl FnMut(u64) + Send + use<> {
+        let (shared, length) = (Arc::clone(&self.shared), self.load.length as usize);
+        move |n| {
+            let mut copies = shared.lock().expect("no panic");
+            let Copies {
+                to,
+                from,
+                order,
+                next,
+            } = &mut *copies;
+            for _ in 0..n {
+                let at = order[*next] as usize * length;
+                *next = if *next + 1 == order.len() {
+                    0
+                } else {
+                    *next + 1
+                };
+                copy(copier, &mut to[at..at + length], &from[at..at + length]);
+            }
         }
     }
 }
@@ -564,12 +614,6 @@ fn fresh(row: Row) -> Row {
         Bound::AtMost(1.7),
         |row| Some(row.ticks_of(TWO)? / row.best_floor()?),
     )
-}
-
-/// Measured once.
-fn clock() -> Clock {
-    static CLOCK: OnceLock<Clock> = OnceLock::new();
-    *CLOCK.get_or_init(Clock::start)
 }
 
 /// Opened by one thread, passed by the other, again and again.
