@@ -122,7 +122,7 @@ impl Bench {
         let capabilities = *self.device.capabilities();
         let (_, layout) = self
             .scratch
-            .lay_out(&capabilities, list.slice(0, length))
+            .lay_out_list(&capabilities, list, 0, length)
             .expect("a shape that this device takes");
         let base = list
             .slice(0, length)
