@@ -1,36 +1,60 @@
-//! Registered memory of a test node, leaked.
+//! Registered memory of a test node.
 #![allow(unsafe_code)]
 
+use core::cell::RefCell;
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
-/// A bump allocator over leaked memory that a device knows.
+use crate::lend::lend_one;
+
+/// A bump allocator over memory that a device knows. Ranges of it say that they live for ever; once the
+/// arena is dropped, with the devices that know it, nobody may look at them.
 pub struct Arena {
+    /// Reused by the next arena of this thread: a run of thousands of worlds would fill the machine.
+    backing: Vec<u8>,
     base: NonNull<u8>,
     length: usize,
     used: usize,
     lkey: LKey,
 }
 
+/// The right to look at an arena's bytes from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    base: NonNull<u8>,
+    length: usize,
+}
+// SAFETY: the pointer is to leaked memory that only this value hands out.
+unsafe impl Send for Arena {}
+
+// SAFETY: as for the arena; it only copies out.
+unsafe impl Send for View {}
+
 impl Arena {
-    /// `length` bytes, page-aligned, filled with `0xee`, registered with `device`.
+    /// `length` bytes, page-aligned, registered with `device`. What [`take`](Self::take) gives out, and the
+    /// guard around it, is filled with `0xee`.
     pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {
         Self::granting(device, length, Rights::LOCAL_WRITE)
     }
 
     /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
     pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
-        let backing = vec![0xee_u8; length + 4096].leak();
+        let mut backing = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
+        if backing.len() < length + 4096 {
+            // Zeroed, so that pages nobody takes cost nothing.
+            backing = vec![0_u8; length + 4096];
+        }
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
-        // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
+        // SAFETY: valid until the arena goes with its devices; handed out once by `take`, and looked at from outside only
         // through `peek`, which copies.
         let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
         let lkey = device.register(memory).expect("room for one memory");
         Self {
+            backing,
             base,
             length,
             used: 0,
@@ -40,9 +64,12 @@ impl Arena {
 
     /// The next `length` bytes, beginning `offset` bytes into a page.
     pub fn take(&mut self, length: usize, offset: usize) -> Range<'static> {
-        let start = self.used.next_multiple_of(4096) + offset;
-        assert!(start + length <= self.length, "test arena too small");
-        self.used = start + length;
+        let from = self.used;
+        let start = (from + GUARD).next_multiple_of(4096) + offset;
+        self.used = start + length + GUARD;
+        assert!(self.used <= self.length, "test arena too small");
+        // SAFETY: inside the leaked arena, and behind everything that was handed out.
+        unsafe { self.base.add(from).write_bytes(FILL, self.used - from) };
         // SAFETY: inside the leaked arena, and never handed out again.
         unsafe { Range::new(self.base.add(start), length, self.lkey) }.expect("below 4 GiB")
     }
@@ -56,7 +83,7 @@ impl Arena {
     ) -> &'static mut PageList<'static> {
         let total: usize = pieces.iter().map(|piece| (piece + hole) as usize).sum();
         let mut rest = self.take(total, offset);
-        let list = Box::leak(Box::new(PageList::new()));
+        let list = lend_one(PageList::new());
         for piece in pieces {
             let (head, tail) = rest.split_at(*piece).expect("counted above");
             let (_hole, tail) = tail.split_at(hole).expect("counted above");
@@ -80,10 +107,44 @@ impl Arena {
     /// What is in memory at an address now, whoever owns it.
     #[must_use]
     pub fn peek(&self, address: u64, length: usize) -> Vec<u8> {
+        self.view().copy(address, length)
+    }
+
+    /// The right to look.
+    #[must_use]
+    pub const fn view(&self) -> View {
+        View {
+            base: self.base,
+            length: self.length,
+        }
+    }
+}
+
+impl View {
+    /// What is in memory at an address now, whoever owns it.
+    #[must_use]
+    pub fn copy(&self, address: u64, length: usize) -> Vec<u8> {
         let offset =
             usize::try_from(address - self.base.as_ptr() as u64).expect("an address of this arena");
         assert!(offset + length <= self.length);
-        // SAFETY: inside the leaked arena; all devices run on this thread.
+        // SAFETY: inside the arena; all devices run on this thread.
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }.to_vec()
     }
+}
+
+/// What memory is filled with before its first use.
+pub const FILL: u8 = 0xee;
+
+/// Bytes on either side of what is handed out that belong to nobody.
+pub const GUARD: usize = 64;
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let backing = core::mem::take(&mut self.backing);
+        // Not there any more when the thread ends.
+        let _ = SPARE.try_with(|spare| spare.borrow_mut().push(backing));
+    }
+}
+
+thread_local! {
+    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::endpoint::{Event, Submission};
+use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
 use o2poll_dataplane::nic::{Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
@@ -14,10 +14,13 @@ use o2poll_soft as soft;
 use o2poll_soft::{Lossy, Ports, Soft, Window};
 
 use crate::Arena;
+use crate::book::{Events, Submissions, keep};
+use crate::lend::{lend, lend_one};
+use crate::tap::Tap;
 use crate::world::Setup;
 
 /// The device of a test node.
-pub type Device = Soft<'static, Lossy<Ports<'static, 'static>>>;
+pub type Device = Tap<Soft<'static, Lossy<Ports<'static, 'static>>>>;
 
 /// One node of a [`World`](crate::World).
 pub struct Node {
@@ -31,9 +34,9 @@ pub struct Node {
     pub orders: Producer<'static, Order<Device>>,
     reports: Consumer<'static, Report<Device>>,
     /// To the core, application side.
-    pub submissions: Producer<'static, Submission<'static>>,
+    pub submissions: Submissions,
     /// From the core, application side.
-    pub events: Consumer<'static, Event<'static>>,
+    pub events: Events,
     /// Connections that are adopted, in order.
     pub ready: VecDeque<Handle>,
     /// Connections that have ended.
@@ -50,16 +53,8 @@ pub struct Node {
     pub stopped: Option<Leftovers>,
 }
 
-/// A slice that lives for ever.
-pub fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
-    core::iter::repeat_with(make)
-        .take(count)
-        .collect::<Vec<T>>()
-        .leak()
-}
-
 fn ring_of<T>(capacity: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
-    let indices = Box::leak(Box::new(Indices::new()));
+    let indices = lend_one(Indices::new());
     ring::index_ring(indices, lend(capacity, ring::Slot::new)).expect("a power of two")
 }
 
@@ -98,7 +93,7 @@ impl Node {
         let mut device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
         let mut arena = Arena::new(&mut device, setup.memory);
-        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
+        let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
             transfers: lend(sizes.transfers, Slot::vacant),
@@ -121,6 +116,8 @@ impl Node {
             submissions: submissions_in,
             events: events_out,
         };
+        let (submissions, events) = keep(submissions, events);
+        let device = Tap::new(device, arena.view());
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,

@@ -43,6 +43,8 @@ const _: () = assert!(PING_BYTES as usize == ping::BYTES);
 
 /// -ENODATA: no buffer matches.
 const ENODATA: i32 = -61;
+/// -ENOMEM: no window is free.
+const ENOMEM: i32 = -12;
 /// -EPROTONOSUPPORT: no mechanism covers the buffer.
 const EPROTONOSUPPORT: i32 = -93;
 
@@ -87,6 +89,14 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
                 self.list(connection);
+                self.killed(invalidated);
+            }
+            // No key was given yet: it is somebody else's.
+            State::Adopted if invalidated.is_some() => {
+                self.receives.remove(handle);
+                self.messages.give(buffer);
+                self.killed(invalidated);
+                self.close(connection, Reason::BadInvalidate);
             }
             // The peer's part of the terms is not known yet: what comes early waits (LU-10800).
             State::Adopted => {
@@ -200,7 +210,29 @@ impl<'a, N: Nic> Poller<'a, N> {
             Err(why) => {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
+                self.killed(circumstances.invalidated);
                 self.close(connection, why);
+            }
+        }
+    }
+
+    /// A peer killed a key that it was not to kill, perhaps that of another connection: where keys are good
+    /// in a whole protection domain, the device cannot tell. Dead it is; to invalidate it once more would
+    /// fail that connection, and some drivers do not survive it.
+    fn killed(&mut self, key: Option<RKey>) {
+        let Some(key) = key else {
+            return;
+        };
+        for index in 0..self.transfers.capacity() {
+            if let Some(handle) = self.transfers.at(index)
+                && let Some(transfer) = self.transfers.get_mut(handle)
+                && let Some(window) = &mut transfer.window
+                && window.may_be_alive()
+                && window.key() == key
+            {
+                window.dead();
+                self.counters.remote_invalidations.add(1);
+                self.key_died();
             }
         }
     }
@@ -469,24 +501,26 @@ impl<'a, N: Nic> Poller<'a, N> {
             Ok(_) => return Err(Reason::BadLength),
             Err(_) => Err(Error::Peer(done.status)),
         };
-        let mut dead = false;
         if let Some(key) = invalidated {
             match &mut transfer.window {
                 Some(window) if window.may_be_alive() && window.key() == key => {
                     window.dead();
-                    dead = true;
                 }
                 _ => return Err(Reason::BadInvalidate),
             }
         }
         transfer.outcome = outcome;
+        let alive = transfer.window.as_ref();
+        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive);
         if input == Input::GetDone {
             transfer.reserved = false;
         }
         self.apply(handle, input);
-        if dead {
+        if invalidated.is_some() {
             self.counters.remote_invalidations.add(1);
             self.key_died();
+        }
+        if dead {
             self.apply(handle, Input::Dead);
         }
         Ok(())
@@ -585,14 +619,37 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             return Ok(then);
         }
-        let Some(window) = self.windows.take(true) else {
-            return Ok(Then::Hold);
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST);
         };
-        if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = Some(window);
-            transfer.cookie = cookie;
-            transfer.length = header.payload_length;
+        // A small GET has no window yet, and nobody checked whether one could cover its memory.
+        let mappable = match &transfer.place {
+            Place::Own(memory) => {
+                let pieces = memory.slice(0, header.payload_length);
+                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+            }
+            _ => false,
+        };
+        if mappable && transfer.window.is_none() {
+            transfer.window = self.windows.take(true);
         }
+        let refusal = match (mappable, &transfer.window) {
+            (true, Some(_)) => None,
+            (true, None) => Some((ENOMEM, Error::NoWindow)),
+            (false, _) => Some((EPROTONOSUPPORT, Error::Unmappable)),
+        };
+        if let Some((errno, error)) = refusal {
+            let then = self.refuse(connection, Role::Nak(errno), cookie, again, now)?;
+            if !matches!(then, Then::Hold) {
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.outcome = Err(error);
+                }
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        transfer.cookie = cookie;
+        transfer.length = header.payload_length;
         self.apply(handle, Input::ReplyRequest);
         Ok(REPOST)
     }

@@ -5,15 +5,16 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::memory::PageList;
-use crate::nic::{Nic, Qp, Remote, Rights, SendWr, Sge, WrId};
-use crate::pool::{Handle, Kind, Pool, Queue, pack};
+use crate::nic::{Nic, Qp, RKey, Remote, Rights, SendWr, Sge, WrId};
+use crate::pool::{Handle, Kind, Pool, Queue, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Mechanism;
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
 use crate::wire::{
-    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate,
+    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD, Message,
+    encode_immediate,
 };
 
 /// Most local pieces of one WRITE, whatever the device could take.
@@ -21,6 +22,9 @@ const PIECES: usize = 32;
 
 /// Where the ping info lies in the message buffer of a transfer that writes it by RDMA.
 const PING_AT: u32 = 2048;
+
+/// Most WRITEs of one transfer on the send queue: as many as there are ids for.
+const WRITES_AT_ONCE: u16 = 16;
 
 /// The whole of a chain's longest step: register and message.
 const STEP: usize = 2;
@@ -127,7 +131,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
-            let is_sink = transfer.role == Role::Get && transfer.bulk;
+            // The REPLY of a GET that goes as a message may come as a PUT_REQ, and must not wait for a window
+            // then: what waits behind it may be what would free one.
+            let is_sink = transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
                 return;
@@ -231,7 +237,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
+            let in_flight = transfer.in_flight != 0;
             self.apply(handle, Input::Dead);
+            if in_flight {
+                self.fence(connection, qp, handle);
+            }
             return;
         };
         let id = pack(Kind::Invalidate, handle);
@@ -240,6 +250,26 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
+    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
+    fn fence(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let Some(transfer) = self.transfers.get(handle) else {
+            return;
+        };
+        let link = link_of(What::Fence, handle, transfer);
+        let id = pack(Kind::Write, handle);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        self.link(connection, link, id);
     }
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
@@ -350,7 +380,7 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let (max_sge, most) = {
+        let (max_sge, writes) = {
             let writes = self.limits.shape.writes_at_once;
             let Some(transfer) = self.transfers.get(handle) else {
                 return;
@@ -363,9 +393,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
-                usize::from(writes).min(room.saturating_sub(1)),
+                writes.min(WRITES_AT_ONCE),
             )
         };
+        let room = room.saturating_sub(1);
         let mut posted = 0_usize;
         loop {
             let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -374,7 +405,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if transfer.cursor.written >= transfer.length {
                 break;
             }
-            if posted >= most {
+            if posted >= room || transfer.in_flight >= writes {
                 // The rest goes when these are done; the last of them was signalled.
                 return;
             }
@@ -414,22 +445,26 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             transfer.cursor.written = from.saturating_add(bytes);
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
+            // Those of an earlier chain that the device took in part are still in flight.
+            let id = pack_write(handle, transfer.in_flight);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
-            let id = pack(Kind::Write, handle);
+            let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
                 imm: None,
             };
-            self.nic.queue(qp, id, !is_last && posted >= most, wr);
+            self.nic.queue(qp, id, is_end && !is_last, wr);
             self.link(connection, link, id);
         }
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
+        let wants_ack = transfer.role == Role::Put
+            && transfer.handle != WireHandle::NONE
+            && transfer.abandoned.is_none();
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,
@@ -529,9 +564,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         let room = state.on_send_queue() < self.send_wr;
         if due && room && state.wants_noop(true) {
             let qp = state.qp;
-            state.last_sent = now;
             self.noop(connection, qp);
-            self.ring(connection, qp);
+            // What the device did not take is tried again when the hand comes round.
+            if self.ring(connection, qp)
+                && let Some(state) = self.connections.get_mut(connection)
+            {
+                state.last_sent = now;
+            }
         }
     }
 
@@ -557,7 +596,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match link.what {
                 What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
                 What::Noop { .. } => self.counters.noops.add(1),
-                What::Register | What::Invalidate | What::Write => {}
+                What::Register | What::Invalidate | What::Fence | What::Write => {}
             }
         }
         // The descriptors of transfers whose DONE went out are no longer needed.
@@ -586,7 +625,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid } | What::Request { paid } | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Write => {}
+            What::Register | What::Invalidate | What::Fence | What::Write => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
@@ -622,10 +661,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Noop { .. } => {}
+            What::Write | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
-            What::Invalidate => &mut state.invalidates,
+            What::Invalidate | What::Fence => &mut state.invalidates,
             What::Request { .. } => {
                 state.credits.unspend();
                 &mut state.credited

@@ -8,7 +8,7 @@ use o2poll_dataplane::nic::{
     Capabilities, LKey, Layout, Mechanisms, RKey, Region, Rights, Sge, Status,
 };
 
-use crate::bytes::{Memory, Pieces, Span};
+use crate::bytes::{Fragment, Memory, Pieces, Span};
 
 /// A window, mkey or fast-registration region, made by a control thread.
 #[derive(Debug)]
@@ -28,28 +28,6 @@ impl Window {
     #[must_use]
     pub const fn with_tag(self, tag: u8) -> Self {
         Self { tag, ..self }
-    }
-}
-
-/// A piece of a region, and where in the region it begins.
-#[derive(Clone, Copy, Debug)]
-pub struct Fragment {
-    span: Span,
-    start: u32,
-}
-
-impl Default for Fragment {
-    fn default() -> Self {
-        Self {
-            span: Span::EMPTY,
-            start: 0,
-        }
-    }
-}
-
-impl Fragment {
-    const fn end(&self) -> u32 {
-        self.start.wrapping_add(self.span.length())
     }
 }
 
@@ -111,7 +89,7 @@ impl Pieces for Walk<'_> {
     fn next(&mut self, most: u32) -> Option<Span> {
         if self.head.length() == 0 {
             let (next, rest) = self.rest.split_first()?;
-            (self.head, self.rest) = (next.span, rest);
+            (self.head, self.rest) = (next.span(), rest);
         }
         let (taken, left) = self.head.cut(most);
         self.head = left;
@@ -232,7 +210,8 @@ impl<'a> Keys<'a> {
             .ok_or(reject)?;
         let mut list = Builder {
             room,
-            last: Fragment::default(),
+            last: Span::EMPTY,
+            start: 0,
             used: 0,
             length: 0,
         };
@@ -377,7 +356,7 @@ impl<'a> Keys<'a> {
         let list = self.fragments.get(start..end)?;
         let first = list.partition_point(|fragment| fragment.end() <= offset);
         let (head, rest) = match list.get(first..)?.split_first() {
-            Some((head, rest)) => (head.span.cut(offset.wrapping_sub(head.start)).1, rest),
+            Some((head, rest)) => (head.span().cut(offset.wrapping_sub(head.start())).1, rest),
             None => (Span::EMPTY, [].as_slice()),
         };
         Some(Walk { head, rest })
@@ -433,7 +412,8 @@ impl Memories<'_> {
 struct Builder<'k> {
     room: &'k mut [Fragment],
     /// Not yet in the list: what follows may touch it.
-    last: Fragment,
+    last: Span,
+    start: u32,
     used: u32,
     length: u32,
 }
@@ -453,7 +433,7 @@ impl Builder<'_> {
             Layout::Window(piece) if piece.address != order.base => None,
             Layout::Window(piece) => {
                 self.push(memories.piece(piece)?)?;
-                self.close()
+                self.write()
             }
             Layout::Fragments(list) => {
                 // Most lists lie in one memory: it is looked up once.
@@ -466,7 +446,7 @@ impl Builder<'_> {
                     }
                     self.push(memory.span(piece.address, piece.length)?)?;
                 }
-                self.close()
+                self.write()
             }
             Layout::Pages {
                 shift,
@@ -500,7 +480,7 @@ impl Builder<'_> {
                     left = left.wrapping_sub(length);
                     skip = 0;
                 }
-                self.close()
+                self.write()
             }
         }
     }
@@ -512,29 +492,22 @@ impl Builder<'_> {
             return None;
         }
         let length = self.length.checked_add(span.length())?;
-        match self.last.span.join(span) {
-            Some(joined) if self.last.span.length() != 0 => self.last.span = joined,
+        match self.last.join(span) {
+            Some(joined) if self.last.length() != 0 => self.last = joined,
             _ => {
                 self.write()?;
-                self.last = Fragment {
-                    span,
-                    start: self.length,
-                };
+                (self.last, self.start) = (span, self.length);
             }
         }
         self.length = length;
         Some(())
     }
 
-    /// The last fragment goes into the list as well.
-    fn close(&mut self) -> Option<()> {
-        self.write()
-    }
-
+    /// The last span goes into the list.
     #[inline(always)]
     fn write(&mut self) -> Option<()> {
-        if self.last.span.length() != 0 {
-            *self.room.get_mut(self.used as usize)? = self.last;
+        if self.last.length() != 0 {
+            *self.room.get_mut(self.used as usize)? = Fragment::new(self.last, self.start);
             self.used = self.used.wrapping_add(1);
         }
         Some(())
