@@ -222,7 +222,7 @@ const BROKEN: u8 = 5;
 
 const EXAMPLES: &str = "\
 Examples:
-  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml                        two nodes, no hardware
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
@@ -231,7 +231,7 @@ Examples:
 
 const STATUS: &str = "\
 Examples:
-  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml                        two nodes, no hardware
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json

@@ -213,9 +213,6 @@ pub enum Error {
     /// No mechanism of this device can put one key over this memory.
     #[error("no registration mechanism of this device covers this memory with one key")]
     Unmappable,
-    /// The reply to a small GET came as a bulk transfer, and no window was free for it.
-    #[error("no window was free for a reply that needed one")]
-    NoWindow,
     /// Portal 0 is LNet's own.
     #[error("portal 0 is reserved")]
     ReservedPortal,

@@ -14,6 +14,8 @@ struct Book {
     attached: HashMap<u64, u32>,
     detaching: u32,
     landed: u64,
+    /// Nothing is booked.
+    closed: bool,
 }
 
 /// The application's end of the submission ring; what goes in is booked.
@@ -65,6 +67,9 @@ impl Submissions {
         };
         self.ring.push(submission)?;
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        if book.closed {
+            return Ok(());
+        }
         match due {
             Due::Transfer(token) => *book.transfers.entry(token).or_default() += 1,
             Due::Attach(token) => *book.attaching.entry(token).or_default() += 1,
@@ -85,6 +90,9 @@ impl Events {
     pub fn pop(&mut self) -> Option<Event<'static>> {
         let event = self.ring.pop()?;
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        if book.closed {
+            return Some(event);
+        }
         match &event {
             Event::Done { token, .. } => take(&mut book.transfers, token.0, &event),
             Event::Attached { token, .. } => {
@@ -111,6 +119,12 @@ impl Events {
             }
         }
         Some(event)
+    }
+
+    /// Keeps no account, and so allocates nothing. To be chosen before anything is submitted.
+    pub fn close(&mut self) {
+        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        book.closed = true;
     }
 
     /// Transfers whose event has not come yet.

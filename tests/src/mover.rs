@@ -34,7 +34,9 @@ impl Mover {
     /// An application on node `of`, with memory of its own on the other node. `connection` is the
     /// node's own name of the connection to the other.
     pub fn new(world: &mut World, of: usize, connection: Handle) -> Self {
-        let there = world.nodes[1 - of].arena.flat(MEBIBYTE * SLOTS_32, 9);
+        let there = world.nodes[1 - of]
+            .arena
+            .flat(MEBIBYTE * u32::try_from(SLOTS).expect("few slots"), 9);
         world.export(
             1 - of,
             MATCH_BITS,
@@ -90,7 +92,7 @@ impl Mover {
             else {
                 panic!("not asked for: {event:?}");
             };
-            let (slot, get) = ((token / 2) as usize, token % 2 == 1);
+            let (slot, get) = (usize::try_from(token / 2).expect("a slot"), token % 2 == 1);
             let round = self.slots[slot].round;
             let length = SIZES[which(slot, round)];
             assert_eq!(outcome, Ok(length), "round {round}, GET: {get}");
@@ -108,7 +110,7 @@ impl Mover {
                 for chunk in memory.chunks_mut() {
                     chunk.fill(0);
                 }
-                let optimized = round / 7 % 2 == 0;
+                let optimized = (round / 7).is_multiple_of(2);
                 self.submit(node, slot, Operation::Get { optimized }, memory);
             }
         }
@@ -128,7 +130,7 @@ impl Mover {
         }
         let put = Operation::Put {
             hdr_data: round,
-            ack: round % 3 == 0,
+            ack: round.is_multiple_of(3),
         };
         self.submit(node, slot, put, memory);
     }
@@ -156,7 +158,8 @@ impl Mover {
 
 /// Slots go through the sizes at different speeds, so that all combinations come up.
 fn which(slot: usize, round: u64) -> usize {
-    ((round + slot as u64) % SIZES.len() as u64) as usize
+    let round = usize::try_from(round).expect("not so many rounds");
+    (round + slot) % SIZES.len()
 }
 
 /// The bytes of a round: no two alike.
@@ -170,4 +173,3 @@ fn pattern(slot: usize, round: u64, length: u32) -> impl Iterator<Item = u8> {
 
 const MATCH_BITS: u64 = 0x77;
 const MEBIBYTE: u32 = 1 << 20;
-const SLOTS_32: u32 = SLOTS as u32;

@@ -116,8 +116,13 @@ impl Node {
             submissions: submissions_in,
             events: events_out,
         };
-        let (submissions, events) = keep(submissions, events);
-        let device = Tap::new(device, arena.view());
+        let (submissions, mut events) = keep(submissions, events);
+        let mut device = Tap::new(device, arena.view());
+        device.set_depth(limits.shape.queue_depth);
+        if setup.quiet {
+            device.be_quiet();
+            events.close();
+        }
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,

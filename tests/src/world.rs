@@ -43,6 +43,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
+    pub quiet: bool,
 }
 
 impl Setup {
@@ -73,6 +75,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            quiet: false,
         }
     }
 }
@@ -83,6 +86,8 @@ pub struct World {
     pub nodes: [Node; 2],
     /// The time.
     pub now: Instant,
+    /// Ticks of one step.
+    pub tick: u64,
     /// Nodes that are not stepped: a peer that has stopped polling.
     pub asleep: [bool; 2],
     setup: Setup,
@@ -118,6 +123,7 @@ impl World {
                 Node::new(&setup, limits(NAMES[1], 202), ports(far, !setup.seed), now),
             ],
             now,
+            tick: 1,
             asleep: [false; 2],
             setup,
             numbers: 0,
@@ -127,7 +133,7 @@ impl World {
 
     /// One step of everything; whether anything happened.
     pub fn step(&mut self) -> bool {
-        self.now = self.now.after(Ticks(1));
+        self.now = self.now.after(Ticks(self.tick));
         let now = self.now;
         let mut busy = false;
         for (node, asleep) in self.nodes.iter_mut().zip(self.asleep) {
@@ -173,12 +179,19 @@ impl World {
             quiet = if self.step() { 0 } else { quiet + 1 };
         }
         let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
+        let picture = self.picture();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
             assert_eq!(node.poller.nic().gauges().live_keys, 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
-            assert_eq!(ours.bulk, 0, "a bulk request without an answer");
-            assert_eq!(ours.outstanding, theirs.owed, "a credit was lost");
+            assert_eq!(
+                ours.bulk, 0,
+                "a bulk request without an answer: {heard:#?} {picture}"
+            );
+            assert_eq!(
+                ours.outstanding, theirs.owed,
+                "a credit was lost: {heard:#?} {picture}"
+            );
             assert!(ours.owed < self.high_water, "credits kept at rest");
         }
     }

@@ -19,6 +19,7 @@ fn a_whole_run_on_two_threads_allocates_nothing_after_warm_up() {
         timeout: 100 * SECOND,
         abandon: 100 * SECOND,
         keepalive: SECOND / 1000,
+        quiet: true,
         ..Setup::new(Profile::frwr())
     });
     let connections = world.connect();

@@ -13,8 +13,7 @@ use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
 use crate::wire::{
-    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, IMMEDIATE_PAYLOAD, Message,
-    encode_immediate,
+    Body, Descriptor, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate,
 };
 
 /// Most local pieces of one WRITE, whatever the device could take.
@@ -131,9 +130,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
-            // The REPLY of a GET that goes as a message may come as a PUT_REQ, and must not wait for a window
-            // then: what waits behind it may be what would free one.
-            let is_sink = transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD;
+            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+            // last window could be what the peer's own request waits for, and the REPLY behind that.
+            let is_sink = transfer.role == Role::Get && transfer.bulk;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
                 return;
@@ -164,7 +163,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = self.send_wr.saturating_sub(state.on_send_queue()) as usize;
+            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
             if room < STEP {
                 return false;
@@ -560,10 +559,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        let due = now.since(state.last_sent) >= keepalive;
-        let room = state.on_send_queue() < self.send_wr;
-        if due && room && state.wants_noop(true) {
-            let qp = state.qp;
+        let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
+        let (used, qp) = (state.on_send_queue(), state.qp);
+        if due && room_of(self.send_wr, used) != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
@@ -677,6 +675,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.transfers.push_front(queue, link.handle);
         }
     }
+}
+
+/// Room on a send queue with so many requests. The last place is for the drain.
+const fn room_of(send_wr: u32, used: u32) -> u32 {
+    send_wr.saturating_sub(1).saturating_sub(used)
 }
 
 const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {

@@ -3,6 +3,10 @@
 //! Each function takes bytes and panics if a promise is broken. The fuzz targets in `tests/fuzz` are
 //! nothing but these, and `tests/corpora.rs` holds them against what the fuzzers have kept, with any
 //! compiler.
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "numbers that a plan has bounded, or that may be anything"
+)]
 
 mod config;
 mod connection;

@@ -83,7 +83,7 @@ impl Peer {
         let mut device = Soft::new(profile, &limits, storage, ports).expect("sized to fit");
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
         let pages = BUFFERS + RECEIVES as usize;
-        let mut arena = Arena::granting(&mut device, pages * 4096 + SHARED + 4096, rights);
+        let mut arena = Arena::granting(&mut device, pages * 3 * 4096 + SHARED + 16_384, rights);
         Self {
             buffers: (0..BUFFERS).map(|_| arena.take(4096, 0)).collect(),
             receives: (0..RECEIVES).map(|_| arena.take(4096, 0)).collect(),
