@@ -340,9 +340,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
             return false;
         };
-        let Some((mechanism, layout)) = self
-            .scratch
-            .lay_out(&self.capabilities, list.slice(offset, length))
+        let Some((mechanism, layout)) =
+            self.scratch
+                .lay_out_list(&self.capabilities, list, offset, length)
         else {
             return false;
         };

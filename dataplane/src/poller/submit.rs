@@ -117,8 +117,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let is_large_sink =
             matches!(request.operation, Operation::Get { .. }) && length > IMMEDIATE_PAYLOAD;
         if is_large_sink {
-            let pieces = request.memory.slice(0, length);
-            if self.scratch.lay_out(&self.capabilities, pieces).is_none() {
+            let fits = self
+                .scratch
+                .can_lay_out(&self.capabilities, request.memory, 0, length);
+            if !fits {
                 return Err(Error::Unmappable);
             }
         }
