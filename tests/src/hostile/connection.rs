@@ -859,13 +859,18 @@ impl Bench {
 
     fn settle(&mut self) {
         let mut quiet = 0;
-        while quiet < 4 {
+        for _ in 0..MOST_STEPS {
             quiet = if self.step() { 0 } else { quiet + 1 };
+            if quiet == 4 {
+                return;
+            }
         }
+        panic!("never at rest; {}", self.picture());
     }
 
     /// What no node may put up with has ended the connection.
     fn poison_works(&mut self) {
+        self.settle();
         if !self.peers[0].poisoned || !self.taken {
             return;
         }

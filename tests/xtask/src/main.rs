@@ -56,6 +56,16 @@ fn verb(words: &[&str]) -> Result<bool> {
             rust_tests::loom(&workspace, &mut report);
             Ok(report.finish())
         }
+        ["program"] => {
+            let mut report = Report::new(false);
+            program::steps(&workspace, &mut report);
+            Ok(report.finish())
+        }
+        ["sanitize"] => {
+            let mut report = Report::new(false);
+            rust_tests::sanitizers(&workspace, &mut report);
+            Ok(report.finish())
+        }
         ["fuzz", ref words @ ..] => {
             let (seconds, target) = match *words {
                 [] => (fuzz::SHORT, None),
@@ -103,6 +113,8 @@ cargo xtask VERB
   probe           the link-time proof that the data plane cannot panic or allocate
   locate [PLANT]  the source lines that can panic, for a probe that does not link
   loom            the loom models of the rings
+  program         the program: shipped node files, a loopback run, its system calls
+  sanitize        what crosses threads under the thread sanitizer; needs a nightly compiler
   fuzz [SECONDS] [TARGET]
                   the fuzz targets, each for so long; needs a nightly compiler and cargo-fuzz
   bench [ARGS]    the microbenchmarks
