@@ -533,6 +533,8 @@ pub(crate) enum Sink<'a> {
 /// How far the WRITEs have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
+    /// WRITEs posted.
+    pub(crate) writes: u16,
     pub(crate) written: u32,
     pub(crate) fragment: u32,
     pub(crate) offset: u32,

@@ -7,6 +7,8 @@ use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
+use crate::lend::{lend_all, lend_one};
+
 /// A bump allocator over leaked memory that a device knows.
 pub struct Arena {
     base: NonNull<u8>,
@@ -21,6 +23,11 @@ pub struct View {
     base: NonNull<u8>,
     length: usize,
 }
+// SAFETY: the pointer is to leaked memory that only this value hands out.
+unsafe impl Send for Arena {}
+
+// SAFETY: as for the arena; it only copies out.
+unsafe impl Send for View {}
 
 impl Arena {
     /// `length` bytes, page-aligned, registered with `device`. What [`take`](Self::take) gives out, and the
@@ -32,7 +39,7 @@ impl Arena {
     /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
     pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
         // Zeroed, so that pages nobody takes cost nothing.
-        let backing = vec![0_u8; length + 4096].leak();
+        let backing = lend_all(vec![0_u8; length + 4096]);
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
         // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
@@ -68,7 +75,7 @@ impl Arena {
     ) -> &'static mut PageList<'static> {
         let total: usize = pieces.iter().map(|piece| (piece + hole) as usize).sum();
         let mut rest = self.take(total, offset);
-        let list = Box::leak(Box::new(PageList::new()));
+        let list = lend_one(PageList::new());
         for piece in pieces {
             let (head, tail) = rest.split_at(*piece).expect("counted above");
             let (_hole, tail) = tail.split_at(hole).expect("counted above");

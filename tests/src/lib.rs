@@ -6,17 +6,22 @@
 
 pub mod arena;
 pub mod book;
+pub mod hostile;
 pub mod job;
 pub mod lab;
+pub mod lend;
+pub mod mover;
 pub mod node;
 pub mod plot;
 pub mod raw_peer;
 pub mod tap;
+pub mod threads;
 pub mod world;
 
 pub use arena::Arena;
 pub use job::{Job, Jobs};
 pub use lab::Lab;
+pub use mover::Mover;
 pub use node::{Device, Node};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};

@@ -15,6 +15,7 @@ use o2poll_soft::{Lossy, Ports, Soft, Window};
 
 use crate::Arena;
 use crate::book::{Events, Submissions, keep};
+use crate::lend::{lend, lend_one};
 use crate::tap::Tap;
 use crate::world::Setup;
 
@@ -38,6 +39,8 @@ pub struct Node {
     pub events: Events,
     /// Connections that are adopted, in order.
     pub ready: VecDeque<Handle>,
+    /// Queue pairs for which there was no room.
+    pub refused: usize,
     /// Connections that have ended.
     pub gone: Vec<(Handle, Reason)>,
     /// Windows that came to be rebuilt.
@@ -52,16 +55,8 @@ pub struct Node {
     pub stopped: Option<Leftovers>,
 }
 
-/// A slice that lives for ever.
-pub fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
-    core::iter::repeat_with(make)
-        .take(count)
-        .collect::<Vec<T>>()
-        .leak()
-}
-
 fn ring_of<T>(capacity: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
-    let indices = Box::leak(Box::new(Indices::new()));
+    let indices = lend_one(Indices::new());
     ring::index_ring(indices, lend(capacity, ring::Slot::new)).expect("a power of two")
 }
 
@@ -100,7 +95,7 @@ impl Node {
         let mut device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
         let mut arena = Arena::new(&mut device, setup.memory);
-        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
+        let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
             transfers: lend(sizes.transfers, Slot::vacant),
@@ -123,9 +118,13 @@ impl Node {
             submissions: submissions_in,
             events: events_out,
         };
-        let (submissions, events) = keep(submissions, events);
+        let (submissions, mut events) = keep(submissions, events);
         let mut device = Tap::new(device, arena.view());
         device.set_depth(limits.shape.queue_depth);
+        if setup.quiet {
+            device.be_quiet();
+            events.close();
+        }
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,
@@ -136,6 +135,7 @@ impl Node {
             submissions,
             events,
             ready: VecDeque::new(),
+            refused: 0,
             gone: Vec::new(),
             rebuilt: 0,
             keep_broken: false,
@@ -174,7 +174,7 @@ impl Node {
             busy = true;
             match report {
                 Report::Ready { connection, .. } => self.ready.push_back(connection),
-                Report::Refused { .. } => panic!("no room for a queue pair"),
+                Report::Refused { .. } => self.refused += 1,
                 Report::Gone {
                     connection, why, ..
                 } => self.gone.push((connection, why)),

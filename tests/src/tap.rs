@@ -31,6 +31,8 @@ pub struct Heard {
     pub owed: u64,
     /// WRITEs sent.
     pub writes: u64,
+    /// The peer has returned more credits than were spent.
+    pub overpaid: bool,
     depth: u64,
 }
 
@@ -54,6 +56,8 @@ enum Queued {
 pub struct Tap<N> {
     inner: N,
     view: View,
+    /// Listens to nothing.
+    quiet: bool,
     depth: u64,
     chain: Vec<Queued>,
     heard: HashMap<u32, Heard>,
@@ -72,6 +76,7 @@ impl<N: Nic> Tap<N> {
         Self {
             inner,
             view,
+            quiet: false,
             depth: 0,
             chain: Vec::new(),
             heard: HashMap::new(),
@@ -81,6 +86,11 @@ impl<N: Nic> Tap<N> {
             told: HashSet::new(),
             dying: HashMap::new(),
         }
+    }
+
+    /// Does not listen, and so allocates nothing. To be chosen before anything is adopted.
+    pub fn be_quiet(&mut self) {
+        self.quiet = true;
     }
 
     /// Queue pairs adopted from now on have this depth.
@@ -107,6 +117,7 @@ impl<N: Nic> Tap<N> {
             assert!(self.told.insert(key), "{key:?} told twice");
         }
         let heard = self.heard.entry(qp).or_default();
+        assert!(!heard.overpaid, "goes on with credits it never spent");
         *heard.sent.entry(name(&message.body)).or_default() += 1;
         assert!(
             credits <= heard.owed,
@@ -137,6 +148,7 @@ impl<N: Nic> Tap<N> {
         };
         let heard = self.heard.entry(qp).or_default();
         *heard.received.entry(name(&message.body)).or_default() += 1;
+        heard.overpaid |= u64::from(message.envelope.credits) > heard.outstanding;
         heard.outstanding = heard
             .outstanding
             .saturating_sub(u64::from(message.envelope.credits));
@@ -196,6 +208,10 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        if self.quiet {
+            self.inner.queue(qp, id, signalled, wr);
+            return;
+        }
         self.chain.push(match &wr {
             SendWr::Send { message, .. } => {
                 Queued::Message(self.view.copy(message.address, message.length as usize))
@@ -208,6 +224,9 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn doorbell(&mut self, qp: Qp) -> Result<(), Rejected> {
+        if self.quiet {
+            return self.inner.doorbell(qp);
+        }
         let chain = core::mem::take(&mut self.chain);
         let result = self.inner.doorbell(qp);
         let accepted = result.map_or_else(|rejected| rejected.accepted as usize, |()| chain.len());
@@ -233,7 +252,9 @@ impl<N: Nic> Nic for Tap<N> {
 
     fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
         self.inner.receive(into, id, buffer)?;
-        if let ReceiveQueue::Of(qp) = into {
+        if let ReceiveQueue::Of(qp) = into
+            && !self.quiet
+        {
             self.receives.insert(id, (qp.0, buffer));
         }
         Ok(())
@@ -241,6 +262,9 @@ impl<N: Nic> Nic for Tap<N> {
 
     fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
         self.inner.poll(out)?;
+        if self.quiet {
+            return Ok(());
+        }
         for completion in out.iter() {
             match *completion {
                 Completion::Done { id } => {

@@ -12,7 +12,8 @@ use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
 use o2poll_soft::{Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
 
-use crate::node::{Node, lend};
+use crate::lend::{lend, lend_all, lend_one};
+use crate::node::Node;
 
 /// The NIDs of the two nodes.
 pub const NAMES: [Nid; 2] = [Nid::o2ib([10, 0, 0, 1], 0), Nid::o2ib([10, 0, 0, 2], 0)];
@@ -42,6 +43,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
+    pub quiet: bool,
 }
 
 impl Setup {
@@ -72,6 +75,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            quiet: false,
         }
     }
 }
@@ -96,12 +100,12 @@ impl World {
     #[must_use]
     pub fn new(setup: Setup) -> Self {
         let lane = || Lane {
-            returned: Box::leak(Box::new(Returned::new())),
+            returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
         };
         let (near, far) = link(lane(), lane()).expect("a power of two");
         let ports = |port: Port<'static>, seed| {
-            Lossy::new(Ports::new(Box::leak(Box::new([port]))), setup.weather, seed)
+            Lossy::new(Ports::new(lend_all(vec![port])), setup.weather, seed)
         };
         let now = Instant(1);
         let limits = |nid, stamp| Limits {

@@ -11,8 +11,8 @@ mod record;
 mod send;
 mod submit;
 
-use crate::connection::Connection;
 pub use crate::connection::Reason;
+use crate::connection::{Connection, Credits};
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
 use crate::memory::{Buffer, Posted};
@@ -342,6 +342,8 @@ pub struct Poller<'a, N: Nic> {
     listed: Queue,
     /// Event slots that transfers and entries have coming.
     events_due: usize,
+    /// A transfer at the head of the submissions, for which there is no slot.
+    pending: Option<Submission<'a>>,
     /// Transfers of ours that hold a slot, and how many may.
     own: usize,
     own_most: usize,
@@ -421,6 +423,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             attached: Queue::new(),
             listed: Queue::new(),
             events_due: 0,
+            pending: None,
             own: 0,
             chain: Chain::new(),
             scratch: Scratch::new(),
@@ -470,6 +473,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             windows: self.windows.missing(),
             events: self.events_due,
         }
+    }
+
+    /// Flow control of a connection, to look at.
+    #[must_use]
+    pub fn credits(&self, connection: Handle) -> Option<Credits> {
+        Some(self.connections.get(connection)?.credits)
     }
 
     /// Puts a connection on the list of those the send stage looks at.

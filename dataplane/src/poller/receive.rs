@@ -89,6 +89,14 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
                 self.list(connection);
+                self.killed(invalidated);
+            }
+            // No key was given yet: it is somebody else's.
+            State::Adopted if invalidated.is_some() => {
+                self.receives.remove(handle);
+                self.messages.give(buffer);
+                self.killed(invalidated);
+                self.close(connection, Reason::BadInvalidate);
             }
             // The peer's part of the terms is not known yet: what comes early waits (LU-10800).
             State::Adopted => {
@@ -231,7 +239,29 @@ impl<'a, N: Nic> Poller<'a, N> {
             Err(why) => {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
+                self.killed(circumstances.invalidated);
                 self.close(connection, why);
+            }
+        }
+    }
+
+    /// A peer killed a key that it was not to kill, perhaps that of another connection: where keys are good
+    /// in a whole protection domain, the device cannot tell. Dead it is; to invalidate it once more would
+    /// fail that connection, and some drivers do not survive it.
+    fn killed(&mut self, key: Option<RKey>) {
+        let Some(key) = key else {
+            return;
+        };
+        for index in 0..self.transfers.capacity() {
+            if let Some(handle) = self.transfers.at(index)
+                && let Some(transfer) = self.transfers.get_mut(handle)
+                && let Some(window) = &mut transfer.window
+                && window.may_be_alive()
+                && window.key() == key
+            {
+                window.dead();
+                self.counters.remote_invalidations.add(1);
+                self.key_died();
             }
         }
     }
@@ -510,24 +540,26 @@ impl<'a, N: Nic> Poller<'a, N> {
             Ok(_) => return Err(Reason::BadLength),
             Err(_) => Err(Error::Peer(done.status)),
         };
-        let mut dead = false;
         if let Some(key) = invalidated {
             match &mut transfer.window {
                 Some(window) if window.may_be_alive() && window.key() == key => {
                     window.dead();
-                    dead = true;
                 }
                 _ => return Err(Reason::BadInvalidate),
             }
         }
         transfer.outcome = outcome;
+        let alive = transfer.window.as_ref();
+        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive);
         if input == Input::GetDone {
             transfer.reserved = false;
         }
         self.apply(handle, input);
-        if dead {
+        if invalidated.is_some() {
             self.counters.remote_invalidations.add(1);
             self.key_died();
+        }
+        if dead {
             self.apply(handle, Input::Dead);
         }
         Ok(())
@@ -612,7 +644,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if !again {
                 self.counters.unknown_replies.add(1);
             }
-            return Ok(self.refuse_reply(connection, cookie, now));
+            return Ok(self.refuse_reply(connection, 0, cookie, now));
         };
         let too_long = self
             .transfers
@@ -622,8 +654,29 @@ impl<'a, N: Nic> Poller<'a, N> {
             return Err(Reason::BadLength);
         }
         if header.payload_length == 0 {
-            let then = self.refuse_reply(connection, cookie, now);
+            let then = self.refuse_reply(connection, 0, cookie, now);
             if !matches!(then, Then::HoldReply) {
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST);
+        };
+        // For a small GET nobody checked yet whether a window could cover its memory.
+        let mappable = match &transfer.place {
+            Place::Own(memory) => {
+                let pieces = memory.slice(0, header.payload_length);
+                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+            }
+            _ => false,
+        };
+        if !mappable {
+            let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);
+            if !matches!(then, Then::HoldReply) {
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.outcome = Err(Error::Unmappable);
+                }
                 self.apply(handle, Input::Reply);
             }
             return Ok(then);
@@ -631,11 +684,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(window) = self.windows.take(true) else {
             return Ok(Then::HoldReply);
         };
-        if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = Some(window);
-            transfer.cookie = cookie;
-            transfer.length = header.payload_length;
-        }
+        transfer.window = Some(window);
+        transfer.cookie = cookie;
+        transfer.length = header.payload_length;
         self.apply(handle, Input::ReplyRequest);
         Ok(REPOST)
     }
@@ -743,11 +794,11 @@ impl<'a, N: Nic> Poller<'a, N> {
     ///
     /// It may take one slot beyond the peer's share. That share may be full of REPLYs of ours, which wait for
     /// the answers of a peer in the same position: both had given up on their GETs.
-    fn refuse_reply(&mut self, connection: Handle, cookie: u64, now: Instant) -> Then {
+    fn refuse_reply(&mut self, connection: Handle, status: i32, cookie: u64, now: Instant) -> Then {
         if !self.has_shares(connection, 1) {
             return Then::HoldReply;
         }
-        self.turn_down(connection, Role::Nak(0), cookie, now);
+        self.turn_down(connection, Role::Nak(status), cookie, now);
         REPOST_OWE
     }
 
@@ -967,8 +1018,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.role = Role::Nak(0);
         } else {
             let mappable = self.entries.get(found.entry).is_some_and(|attached| {
-                let pieces = attached.entry.memory.slice(found.offset, found.length);
-                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+                let list = &*attached.entry.memory;
+                self.scratch
+                    .can_lay_out(&self.capabilities, list, found.offset, found.length)
             });
             if !mappable {
                 return self.refuse(connection, Role::Nak(EPROTONOSUPPORT), cookie, again, now);

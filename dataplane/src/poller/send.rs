@@ -130,6 +130,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
+            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+            // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
@@ -234,9 +236,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            if transfer.in_flight == 0 {
-                self.apply(handle, Input::Dead);
-            } else {
+            let in_flight = transfer.in_flight != 0;
+            self.apply(handle, Input::Dead);
+            if in_flight {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -338,9 +340,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
             return false;
         };
-        let Some((mechanism, layout)) = self
-            .scratch
-            .lay_out(&self.capabilities, list.slice(offset, length))
+        let Some((mechanism, layout)) =
+            self.scratch
+                .lay_out_list(&self.capabilities, list, offset, length)
         else {
             return false;
         };
@@ -442,8 +444,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             transfer.cursor.written = from.saturating_add(bytes);
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
-            // Those of an earlier chain that the device took in part are still in flight.
-            let id = pack_write(handle, transfer.in_flight);
+            // Numbered on from those of an earlier chain that the device took in part, which may be in flight.
+            let id = pack_write(handle, transfer.cursor.writes);
+            transfer.cursor.writes = transfer.cursor.writes.wrapping_add(1);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
             let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;

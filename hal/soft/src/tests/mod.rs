@@ -5,5 +5,6 @@ mod device;
 mod laws;
 mod model;
 mod pair;
+mod script;
 mod smoke;
 mod threads;
