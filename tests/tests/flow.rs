@@ -409,11 +409,11 @@ fn a_storm_of_cancels_leaves_both_windows_whole() {
         export(&mut world, BOTH);
         let mut ended = 0;
         for round in 0..200_u64 {
-            for at in 0..2 {
+            for (at, connection) in connection.into_iter().enumerate() {
                 let operation = [GET, ROUTED_GET, PUT_ACK][(round % 3) as usize];
                 let length = [SMALL, LARGE][(round / 3 % 2) as usize];
                 let memory = world.nodes[at].arena.flat(length, 0);
-                let request = World::request(connection[at], round, 7, 0, operation, memory);
+                let request = World::request(connection, round, 7, 0, operation, memory);
                 world.until(100_000, |world| world.nodes[at].submissions.free() > 1);
                 world.nodes[at].submit(request);
             }
