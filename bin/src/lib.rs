@@ -1,1 +1,3 @@
-//! Placeholder while the room is being built.
+//! o2poll.
+
+pub mod capture;

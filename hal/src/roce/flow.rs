@@ -299,9 +299,7 @@ fn remote(part: &Part<'_>, total: usize, address: u64) -> Extension {
 /// The UDP source port of what a queue pair sends to another: from the dynamic range, as a card takes it.
 pub(crate) const fn port(from: u32, to: u32) -> u16 {
     let mixed = from.wrapping_mul(0x9e37_79b1) ^ to.wrapping_mul(0x85eb_ca77);
-    #[expect(clippy::cast_possible_truncation, reason = "14 bits are wanted")]
-    let low = (mixed >> 16) as u16;
-    0xc000 | low
+    0xc000 | (mixed >> 16) as u16
 }
 
 /// A message has less than 4 GiB.

@@ -51,6 +51,7 @@ const fn tables() -> [[u32; 256]; 8] {
     let mut tables = [[0; 256]; 8];
     let mut byte = 0;
     while byte < 256 {
+        #[expect(clippy::cast_possible_truncation, reason = "less than 256")]
         let mut crc = byte as u32;
         let mut bit = 0;
         while bit < 8 {
