@@ -112,11 +112,13 @@ impl Row {
         near: impl FnMut(u64) + Send + 'static,
         far: impl FnMut(u64) + Send + 'static,
     ) -> Self {
+        // In lines of their own: what the two halves keep to themselves must not share one.
+        let (mut near, mut far) = (CachePadded::new(near), CachePadded::new(far));
         self.contenders.push(Contender {
             name: name.into(),
             role,
-            here: Box::new(near),
-            partner: Some(Partner::start(self.cores.far, Box::new(far))),
+            here: Box::new(move |n| (*near)(n)),
+            partner: Some(Partner::start(self.cores.far, Box::new(move |n| (*far)(n)))),
         });
         self
     }

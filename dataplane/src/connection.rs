@@ -9,10 +9,11 @@
 //! fill their windows cannot block each other.
 
 use crate::memory::Posted;
-use crate::nic::Qp;
-use crate::peer::Terms;
+use crate::nic::{Qp, Status};
+use crate::peer::{Stale, Terms};
 use crate::pool::Queue;
 use crate::time::Instant;
+use crate::wire::WireError;
 
 /// More credits came back than were spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,6 +152,45 @@ impl Credits {
     }
 }
 
+/// Why a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The control side asked.
+    #[error("closed by us")]
+    Closed,
+    /// A work request failed.
+    #[error("work request failed: {0:?}")]
+    Device(Status),
+    /// A message could not be decoded.
+    #[error("bad message: {0}")]
+    Malformed(WireError),
+    /// NIDs or incarnations of a message are not those of the connection.
+    #[error("{0}")]
+    Stale(Stale),
+    /// More credits came back than were spent.
+    #[error("the peer returned more credits than it had")]
+    BadCredits,
+    /// An answer that was not asked for: unknown cookie, wrong type, late or twice.
+    #[error("an answer nobody waits for")]
+    UnexpectedAnswer,
+    /// An answer says more bytes than there is room for, or a descriptor that cannot be.
+    #[error("a length that cannot be")]
+    BadLength,
+    /// A message not addressed to this node.
+    #[error("a message for another node")]
+    WrongAddress,
+    /// A connection message on an established connection.
+    #[error("a message type that does not belong here")]
+    UnexpectedType,
+    /// The peer invalidated a key that was not the transfer's.
+    #[error("the peer invalidated a key it was not given for that")]
+    BadInvalidate,
+    /// A transfer was abandoned, and its key had to die.
+    #[error("a transfer timed out")]
+    TimedOut,
+}
+
 /// Where a connection is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
@@ -175,7 +215,7 @@ pub struct Connection<'a> {
     pub(crate) qp: Qp,
     pub(crate) token: u64,
     pub(crate) state: State,
-    pub(crate) why: Option<crate::poller::Reason>,
+    pub(crate) why: Option<Reason>,
     pub(crate) credits: Credits,
     /// Transfers of ours that wait for their share of the queue pair.
     pub(crate) waiting: Queue,
@@ -202,6 +242,8 @@ pub struct Connection<'a> {
     /// Free-running indices of the record of what is on the send queue.
     pub(crate) head: u32,
     pub(crate) tail: u32,
+    /// Its last request is on the send queue.
+    pub(crate) draining: bool,
     /// Whether it is in the poller's list of connections to look at.
     pub(crate) listed: bool,
 }
@@ -231,6 +273,7 @@ impl Connection<'_> {
             last_sent: now,
             head: 0,
             tail: 0,
+            draining: false,
             listed: false,
         }
     }
@@ -266,8 +309,10 @@ impl Connection<'_> {
 
     /// Whether anything waits that a later poll must look at again.
     #[must_use]
-    pub const fn has_work(&self) -> bool {
-        !self.waiting.is_empty()
+    pub fn has_work(&self) -> bool {
+        // A NOOP that the device did not take, or for which there was no buffer.
+        self.wants_noop(false)
+            || !self.waiting.is_empty()
             || !self.reserve.is_empty()
             || !self.credited.is_empty()
             || !self.answers.is_empty()

@@ -187,6 +187,10 @@ pub enum Incoming {
 /// Why a transfer did not do what was asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[expect(
+    clippy::error_impl_error,
+    reason = "read as endpoint::Error, the room's only one"
+)]
 pub enum Error {
     /// The deadline passed before the peer was done.
     #[error("timed out")]

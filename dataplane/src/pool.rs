@@ -65,6 +65,9 @@ pub enum Kind {
     Noop = 5,
     /// A posted receive. The handle names the receive.
     Receive = 6,
+    /// The last request of a failed connection: what was before it is over. The handle names the
+    /// connection.
+    Drain = 7,
 }
 
 /// Kind and handle in one work request id.
@@ -73,16 +76,25 @@ pub const fn pack(kind: Kind, handle: Handle) -> WrId {
     WrId(((kind as u64) << 56) | handle.to_bits())
 }
 
+/// The id of the `nth` WRITE of a transfer, 0 to 15. No two that are on the send queue together may share an
+/// id: a completion would be taken for that of the first of them.
+#[must_use]
+pub const fn pack_write(handle: Handle, nth: u16) -> WrId {
+    let kind = (((nth & 15) as u64) << 4) | Kind::Write as u64;
+    WrId((kind << 56) | handle.to_bits())
+}
+
 /// The inverse of [`pack`]; `None` for an id that no `pack` made.
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
     let kind = match id.0 >> 56 {
         1 => Kind::Send,
-        2 => Kind::Write,
+        kind if kind & 15 == 2 => Kind::Write,
         3 => Kind::Register,
         4 => Kind::Invalidate,
         5 => Kind::Noop,
         6 => Kind::Receive,
+        7 => Kind::Drain,
         _ => return None,
     };
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
@@ -355,7 +367,7 @@ impl Default for Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Handle, Kind, Pool, Queue, Slot, pack, unpack};
+    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, unpack};
     use crate::nic::WrId;
 
     #[test]
@@ -415,9 +427,16 @@ mod tests {
             Kind::Invalidate,
             Kind::Noop,
             Kind::Receive,
+            Kind::Drain,
         ] {
             assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
         }
+        for nth in 0..16 {
+            let id = pack_write(handle, nth);
+            assert_eq!(unpack(id), Some((Kind::Write, handle)));
+            assert!((0..nth).all(|other| pack_write(handle, other) != id));
+        }
+        assert_eq!(unpack(WrId(0x0100_0000_0000_0000 << 4)), None);
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
     }

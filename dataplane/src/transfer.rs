@@ -89,6 +89,8 @@ pub enum Input {
     Dead,
     /// Its time is over, or the application gave up on it.
     Expired,
+    /// It is over, but its key is alive.
+    Revoked,
     /// Its connection failed.
     ConnectionLost,
 }
@@ -169,6 +171,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         (P::Invalidate | P::Invalidating, I::Dead) => (P::Settling, Step::Finish),
 
         (P::Settling, I::Completed) => (P::Settling, Step::Finish),
+        (P::Settling, I::Revoked) => (P::Invalidate, Step::Invalidate),
 
         (
             P::Waiting
@@ -313,6 +316,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | I::Ack
             | I::Dead
             | I::Expired
+            | I::Revoked
             | I::ConnectionLost,
         ) => (phase, Step::Ignore),
 
@@ -424,6 +428,22 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Settling,
             I::Dead,
+        )
+        | (
+            P::Waiting
+            | P::Request
+            | P::AskedPut
+            | P::AskedGet
+            | P::AskedReply
+            | P::Data
+            | P::Sent
+            | P::SentWantsAck
+            | P::AwaitAck
+            | P::Answer
+            | P::Answered
+            | P::Invalidate
+            | P::Invalidating,
+            I::Revoked,
         )
         | (P::Waiting | P::Request, I::Completed) => (phase, Step::Ignore),
     }
@@ -583,7 +603,7 @@ mod tests {
         Phase::Lost,
         Phase::Rebuilding,
     ];
-    const INPUTS: [Input; 19] = [
+    const INPUTS: [Input; 20] = [
         Input::Admitted,
         Input::PostedPutReq,
         Input::PostedGetReq,
@@ -602,6 +622,7 @@ mod tests {
         Input::Ack,
         Input::Dead,
         Input::Expired,
+        Input::Revoked,
         Input::ConnectionLost,
     ];
 

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::nic::LKey;
+use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
 /// A bump allocator over leaked memory that a device knows.
@@ -15,15 +15,29 @@ pub struct Arena {
     lkey: LKey,
 }
 
+/// The right to look at an arena's bytes from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    base: NonNull<u8>,
+    length: usize,
+}
+
 impl Arena {
-    /// `length` bytes, page-aligned, filled with `0xee`, registered with `device`.
+    /// `length` bytes, page-aligned, registered with `device`. What [`take`](Self::take) gives out, and the
+    /// guard around it, is filled with `0xee`.
     pub fn new<W: Wire>(device: &mut Soft<'static, W>, length: usize) -> Self {
-        let backing = vec![0xee_u8; length + 4096].leak();
+        Self::granting(device, length, Rights::LOCAL_WRITE)
+    }
+
+    /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
+    pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
+        // Zeroed, so that pages nobody takes cost nothing.
+        let backing = vec![0_u8; length + 4096].leak();
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
         // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
         // through `peek`, which copies.
-        let memory = unsafe { Memory::new(base, length, 0) };
+        let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
         let lkey = device.register(memory).expect("room for one memory");
         Self {
             base,
@@ -35,9 +49,12 @@ impl Arena {
 
     /// The next `length` bytes, beginning `offset` bytes into a page.
     pub fn take(&mut self, length: usize, offset: usize) -> Range<'static> {
-        let start = self.used.next_multiple_of(4096) + offset;
-        assert!(start + length <= self.length, "test arena too small");
-        self.used = start + length;
+        let from = self.used;
+        let start = (from + GUARD).next_multiple_of(4096) + offset;
+        self.used = start + length + GUARD;
+        assert!(self.used <= self.length, "test arena too small");
+        // SAFETY: inside the leaked arena, and behind everything that was handed out.
+        unsafe { self.base.add(from).write_bytes(FILL, self.used - from) };
         // SAFETY: inside the leaked arena, and never handed out again.
         unsafe { Range::new(self.base.add(start), length, self.lkey) }.expect("below 4 GiB")
     }
@@ -61,6 +78,12 @@ impl Arena {
         list
     }
 
+    /// The key over all of it.
+    #[must_use]
+    pub const fn key(&self) -> LKey {
+        self.lkey
+    }
+
     /// One piece of `length` bytes.
     pub fn flat(&mut self, length: u32, offset: usize) -> &'static mut PageList<'static> {
         self.list(&[length], 0, offset)
@@ -69,6 +92,23 @@ impl Arena {
     /// What is in memory at an address now, whoever owns it.
     #[must_use]
     pub fn peek(&self, address: u64, length: usize) -> Vec<u8> {
+        self.view().copy(address, length)
+    }
+
+    /// The right to look.
+    #[must_use]
+    pub const fn view(&self) -> View {
+        View {
+            base: self.base,
+            length: self.length,
+        }
+    }
+}
+
+impl View {
+    /// What is in memory at an address now, whoever owns it.
+    #[must_use]
+    pub fn copy(&self, address: u64, length: usize) -> Vec<u8> {
         let offset =
             usize::try_from(address - self.base.as_ptr() as u64).expect("an address of this arena");
         assert!(offset + length <= self.length);
@@ -76,3 +116,9 @@ impl Arena {
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }.to_vec()
     }
 }
+
+/// What memory is filled with before its first use.
+pub const FILL: u8 = 0xee;
+
+/// Bytes on either side of what is handed out that belong to nobody.
+pub const GUARD: usize = 64;

@@ -5,9 +5,19 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod book;
+pub mod job;
+pub mod lab;
 pub mod node;
+pub mod plot;
+pub mod raw_peer;
+pub mod tap;
 pub mod world;
 
 pub use arena::Arena;
+pub use job::{Job, Jobs};
+pub use lab::Lab;
 pub use node::{Device, Node};
+pub use plot::{Cut, Plot};
+pub use raw_peer::{Inbound, RawPeer};
 pub use world::{NAMES, Setup, World};

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::endpoint::{Event, Submission};
+use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
 use o2poll_dataplane::nic::{Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
@@ -14,10 +14,12 @@ use o2poll_soft as soft;
 use o2poll_soft::{Lossy, Ports, Soft, Window};
 
 use crate::Arena;
+use crate::book::{Events, Submissions, keep};
+use crate::tap::Tap;
 use crate::world::Setup;
 
 /// The device of a test node.
-pub type Device = Soft<'static, Lossy<Ports<'static, 'static>>>;
+pub type Device = Tap<Soft<'static, Lossy<Ports<'static, 'static>>>>;
 
 /// One node of a [`World`](crate::World).
 pub struct Node {
@@ -31,9 +33,9 @@ pub struct Node {
     pub orders: Producer<'static, Order<Device>>,
     reports: Consumer<'static, Report<Device>>,
     /// To the core, application side.
-    pub submissions: Producer<'static, Submission<'static>>,
+    pub submissions: Submissions,
     /// From the core, application side.
-    pub events: Consumer<'static, Event<'static>>,
+    pub events: Events,
     /// Connections that are adopted, in order.
     pub ready: VecDeque<Handle>,
     /// Connections that have ended.
@@ -121,6 +123,8 @@ impl Node {
             submissions: submissions_in,
             events: events_out,
         };
+        let (submissions, events) = keep(submissions, events);
+        let device = Tap::new(device, arena.view());
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,
@@ -179,8 +183,7 @@ impl Node {
             }
         }
         if !self.keep_broken {
-            for (window, of) in core::mem::take(&mut self.broken) {
-                drop(window);
+            for (_destroyed, of) in core::mem::take(&mut self.broken) {
                 self.rebuilt += 1;
                 self.order(Order::Window {
                     window: Window::new(0),

@@ -82,8 +82,11 @@ pub struct World {
     pub nodes: [Node; 2],
     /// The time.
     pub now: Instant,
+    /// Nodes that are not stepped: a peer that has stopped polling.
+    pub asleep: [bool; 2],
     setup: Setup,
     numbers: u32,
+    high_water: u64,
 }
 
 impl World {
@@ -114,8 +117,10 @@ impl World {
                 Node::new(&setup, limits(NAMES[1], 202), ports(far, !setup.seed), now),
             ],
             now,
+            asleep: [false; 2],
             setup,
             numbers: 0,
+            high_water: u64::MAX,
         }
     }
 
@@ -124,8 +129,10 @@ impl World {
         self.now = self.now.after(Ticks(1));
         let now = self.now;
         let mut busy = false;
-        for node in &mut self.nodes {
-            busy |= node.step(now);
+        for (node, asleep) in self.nodes.iter_mut().zip(self.asleep) {
+            if !asleep {
+                busy |= node.step(now);
+            }
         }
         busy
     }
@@ -149,6 +156,32 @@ impl World {
         }
     }
 
+    /// What the nodes are like.
+    #[must_use]
+    pub const fn setup(&self) -> &Setup {
+        &self.setup
+    }
+
+    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest: no key is
+    /// alive, no bulk request is open, and every credit that one side misses the other owes, below its
+    /// high-water mark.
+    pub fn rest(&mut self) {
+        let patience = 40 + 3 * u64::from(self.setup.profile.ack_timeout.min(1000));
+        let mut quiet = 0;
+        while quiet < patience {
+            quiet = if self.step() { 0 } else { quiet + 1 };
+        }
+        let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
+        for (at, node) in self.nodes.iter_mut().enumerate() {
+            let (ours, theirs) = (&heard[at], &heard[1 - at]);
+            assert_eq!(node.poller.nic().gauges().live_keys, 0);
+            assert_eq!(node.counters.keys_alive.get(), 0);
+            assert_eq!(ours.bulk, 0, "a bulk request without an answer");
+            assert_eq!(ours.outstanding, theirs.owed, "a credit was lost");
+            assert!(ours.owed < self.high_water, "credits kept at rest");
+        }
+    }
+
     /// Connects the two nodes; their names of the connection.
     pub fn connect(&mut self) -> [Handle; 2] {
         self.connect_at(self.setup.shape.queue_depth)
@@ -157,10 +190,12 @@ impl World {
     /// Connects the two nodes with this queue depth.
     pub fn connect_at(&mut self, queue_depth: u16) -> [Handle; 2] {
         let sizes = self.setup.shape.sizes();
+        self.high_water = u64::from(queue_depth / 2).max(1);
         let number = self.numbers;
         self.numbers += 2;
         let terms = [self.terms(0, queue_depth), self.terms(1, queue_depth)];
         for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
+            self.nodes[at].poller.nic().set_depth(queue_depth);
             let qp = QueuePair::new(
                 number + ours,
                 0,
@@ -298,6 +333,8 @@ impl World {
                 node.poller.leftovers(),
                 node.poller.nic().gauges()
             );
+            while node.events.pop().is_some() {}
+            node.events.audit();
             assert_eq!(node.stopped, Some(Leftovers::default()));
             assert_eq!(node.retired, windows);
             assert_eq!(node.counters.keys_alive.get(), 0);

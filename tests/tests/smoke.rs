@@ -1,4 +1,5 @@
 //! One of each.
+#![allow(clippy::cast_possible_truncation)]
 
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};
 use o2poll_soft::Profile;

@@ -3,8 +3,8 @@
 use super::{Leftovers, Poller, Reason, Received, Report};
 use crate::connection::State;
 use crate::endpoint::{Error, Event, Incoming, Landed};
-use crate::nic::Nic;
-use crate::pool::{Handle, Queue};
+use crate::nic::{Nic, RKey, Remote, SendWr, Status};
+use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
 use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
@@ -16,15 +16,21 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.transfers.get(handle) else {
             return;
         };
-        let held = state.in_flight != 0
-            || state
-                .window
-                .as_ref()
-                .is_some_and(crate::registration::Descriptor::may_be_alive);
-        if held {
+        let (queued, window) = (state.queued, state.window.as_ref());
+        if window.is_some_and(crate::registration::Descriptor::needs_invalidate) {
+            // Its REGISTER was taken, its message was not, and then its time was over: nobody was told the
+            // key, and it must not be any more.
+            if queued {
+                self.unqueue(handle);
+            }
+            self.apply(handle, Input::Revoked);
             return;
         }
-        if state.queued {
+        let dying = window.is_some_and(crate::registration::Descriptor::may_be_alive);
+        if state.in_flight != 0 || dying {
+            return;
+        }
+        if queued {
             self.unqueue(handle);
         }
         if self.acknowledge(handle) {
@@ -70,7 +76,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         let event = Landed {
             token: state.token,
             operation: match state.role {
-                Role::Sink | Role::Ack => Incoming::Put {
+                // A PUT_REQ of which nothing fits is answered by a PUT_NAK, and has landed all the same.
+                Role::Sink | Role::Ack | Role::Nak(_) => Incoming::Put {
                     hdr_data: state.hdr_data,
                 },
                 _ => Incoming::Get,
@@ -196,6 +203,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         if state.state == State::Closing {
+            // What is flushed may be told before what caused it.
+            if state.why == Some(Reason::Device(Status::Flushed)) && matches!(why, Reason::Device(_)) {
+                state.why = Some(why);
+            }
             return;
         }
         state.state = State::Closing;
@@ -261,7 +272,11 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get(connection) else {
             return true;
         };
-        if state.on_send_queue() != 0 || state.posted_receives != 0 {
+        if state.on_send_queue() != 0 {
+            self.post_drain(connection);
+            return false;
+        }
+        if state.posted_receives != 0 {
             return false;
         }
         let (qp, token) = (state.qp, state.token);
@@ -304,6 +319,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         if self.ends.reports.free() == 0 {
             return false;
         }
+        // Ending its transfers has listed it again.
+        self.connections.unlink(&mut self.listed, connection);
         if let Some(qp) = self.nic.retire(qp) {
             self.connections.remove(connection);
             let _ = self.ends.reports.push(Report::Gone {
@@ -316,6 +333,39 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.connections.remove(connection);
         }
         true
+    }
+
+    /// The last request on a failed send queue. An unsignalled request that was done before the queue
+    /// pair failed is flushed by nothing: only the end of a later one tells that its slot is free.
+    fn post_drain(&mut self, connection: Handle) {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        if state.draining || state.on_send_queue() >= self.send_wr {
+            return;
+        }
+        let (qp, head) = (state.qp, state.head);
+        let id = pack(Kind::Drain, connection);
+        // It is flushed and never runs.
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        self.counters.doorbells.add(1);
+        if self.nic.doorbell(qp).is_err() {
+            return;
+        }
+        self.counters.work_requests.add(1);
+        self.record.set(connection, head, id);
+        if let Some(state) = self.connections.get_mut(connection) {
+            state.head = head.wrapping_add(1);
+            state.draining = true;
+        }
     }
 
     /// The control side wants the core to end.

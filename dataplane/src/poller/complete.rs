@@ -38,7 +38,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.receive_failed(handle, failed);
                 return;
             }
-            Kind::Noop => Some(handle),
+            Kind::Noop | Kind::Drain => Some(handle),
             Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate => {
                 self.transfers.get(handle).map(|state| state.connection)
             }
@@ -101,6 +101,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             return;
         }
+        if kind == Kind::Drain {
+            return;
+        }
         let Some(state) = self.transfers.get_mut(handle) else {
             self.counters.stale_completions.add(1);
             return;
@@ -116,7 +119,12 @@ impl<'a, N: Nic> Poller<'a, N> {
                     killed = true;
                 }
             }
-            Kind::Invalidate | Kind::Write | Kind::Register | Kind::Receive | Kind::Noop => {}
+            Kind::Invalidate
+            | Kind::Write
+            | Kind::Register
+            | Kind::Receive
+            | Kind::Noop
+            | Kind::Drain => {}
         }
         if killed {
             self.counters.invalidations.add(1);
@@ -125,6 +133,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         if empty {
             self.apply(handle, Input::Completed);
+            let is_over = self
+                .transfers
+                .get(handle)
+                .is_some_and(|state| state.abandoned.is_some());
+            // Its time ended while it was being sent: an ACK is no longer waited for.
+            if is_over {
+                self.apply(handle, Input::Expired);
+            }
         }
     }
 

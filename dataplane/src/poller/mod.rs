@@ -12,6 +12,7 @@ mod send;
 mod submit;
 
 use crate::connection::Connection;
+pub use crate::connection::Reason;
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
 use crate::memory::{Buffer, Posted};
@@ -125,45 +126,6 @@ pub struct Leftovers {
     pub windows: usize,
     /// Event slots reserved.
     pub events: usize,
-}
-
-/// Why a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The control side asked.
-    #[error("closed by us")]
-    Closed,
-    /// A work request failed.
-    #[error("work request failed: {0:?}")]
-    Device(crate::nic::Status),
-    /// A message could not be decoded.
-    #[error("bad message: {0}")]
-    Malformed(crate::wire::WireError),
-    /// NIDs or incarnations of a message are not those of the connection.
-    #[error("message of another incarnation")]
-    Stale,
-    /// More credits came back than were spent.
-    #[error("the peer returned more credits than it had")]
-    BadCredits,
-    /// An answer that was not asked for: unknown cookie, wrong type, late or twice.
-    #[error("an answer nobody waits for")]
-    UnexpectedAnswer,
-    /// An answer says more bytes than there is room for, or a descriptor that cannot be.
-    #[error("a length that cannot be")]
-    BadLength,
-    /// A message not addressed to this node.
-    #[error("a message for another node")]
-    WrongAddress,
-    /// A connection message on an established connection.
-    #[error("a message type that does not belong here")]
-    UnexpectedType,
-    /// The peer invalidated a key that was not the transfer's.
-    #[error("the peer invalidated a key it was not given for that")]
-    BadInvalidate,
-    /// A transfer was abandoned, and its key had to die.
-    #[error("a transfer timed out")]
-    TimedOut,
 }
 
 /// The four rings of a core. Control and application each have their own pair, so that each ring has

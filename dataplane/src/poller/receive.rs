@@ -285,15 +285,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return Ok(REPOST);
         };
-        let (envelope, terms) = (&message.envelope, &state.terms);
-        if envelope.version != terms.version
-            || envelope.source != terms.peer
-            || envelope.destination != terms.local
-            || envelope.source_stamp != terms.peer_stamp
-            || envelope.destination_stamp != terms.local_stamp
-        {
-            return Err(Reason::Stale);
-        }
+        let envelope = &message.envelope;
+        state.terms.check(envelope).map_err(Reason::Stale)?;
         if !counted {
             self.counters.messages_received.add(1);
             state

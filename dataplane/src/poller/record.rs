@@ -60,6 +60,7 @@ pub(super) struct Link {
 pub(super) enum What {
     Register,
     Invalidate,
+    Fence,
     Write,
     /// A message that carried credits back.
     Answer {

@@ -5,8 +5,8 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::memory::PageList;
-use crate::nic::{Nic, Qp, Remote, Rights, SendWr, Sge, WrId};
-use crate::pool::{Handle, Kind, Pool, Queue, pack};
+use crate::nic::{Nic, Qp, RKey, Remote, Rights, SendWr, Sge, WrId};
+use crate::pool::{Handle, Kind, Pool, Queue, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Mechanism;
 use crate::time::Instant;
@@ -21,6 +21,9 @@ const PIECES: usize = 32;
 
 /// Where the ping info lies in the message buffer of a transfer that writes it by RDMA.
 const PING_AT: u32 = 2048;
+
+/// Most WRITEs of one transfer on the send queue: as many as there are ids for.
+const WRITES_AT_ONCE: u16 = 16;
 
 /// The whole of a chain's longest step: register and message.
 const STEP: usize = 2;
@@ -231,7 +234,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            self.apply(handle, Input::Dead);
+            if transfer.in_flight == 0 {
+                self.apply(handle, Input::Dead);
+            } else {
+                self.fence(connection, qp, handle);
+            }
             return;
         };
         let id = pack(Kind::Invalidate, handle);
@@ -240,6 +247,26 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
+    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
+    fn fence(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let Some(transfer) = self.transfers.get(handle) else {
+            return;
+        };
+        let link = link_of(What::Fence, handle, transfer);
+        let id = pack(Kind::Write, handle);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.nic.queue(qp, id, true, wr);
+        self.link(connection, link, id);
     }
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
@@ -350,7 +377,7 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let (max_sge, most) = {
+        let (max_sge, writes) = {
             let writes = self.limits.shape.writes_at_once;
             let Some(transfer) = self.transfers.get(handle) else {
                 return;
@@ -363,9 +390,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             (
                 (self.capabilities.max_sge as usize).clamp(1, PIECES),
-                usize::from(writes).min(room.saturating_sub(1)),
+                writes.min(WRITES_AT_ONCE),
             )
         };
+        let room = room.saturating_sub(1);
         let mut posted = 0_usize;
         loop {
             let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -374,7 +402,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if transfer.cursor.written >= transfer.length {
                 break;
             }
-            if posted >= most {
+            if posted >= room || transfer.in_flight >= writes {
                 // The rest goes when these are done; the last of them was signalled.
                 return;
             }
@@ -414,15 +442,17 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             transfer.cursor.written = from.saturating_add(bytes);
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
+            // Those of an earlier chain that the device took in part are still in flight.
+            let id = pack_write(handle, transfer.in_flight);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
-            let id = pack(Kind::Write, handle);
+            let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
                 imm: None,
             };
-            self.nic.queue(qp, id, !is_last && posted >= most, wr);
+            self.nic.queue(qp, id, is_end && !is_last, wr);
             self.link(connection, link, id);
         }
         let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -463,7 +493,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid }
         };
         let link = link_of(what, handle, transfer);
-        let envelope = envelope_of(state, paid);
+        let envelope = state.terms.envelope(paid);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -497,7 +527,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let paid = state.credits.pay();
         let message = Message {
-            envelope: envelope_of(state, paid),
+            envelope: state.terms.envelope(paid),
             body: Body::Noop,
         };
         let length = message.encode(buffer.bytes()).unwrap_or(0);
@@ -529,9 +559,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         let room = state.on_send_queue() < self.send_wr;
         if due && room && state.wants_noop(true) {
             let qp = state.qp;
-            state.last_sent = now;
             self.noop(connection, qp);
-            self.ring(connection, qp);
+            // What the device did not take is tried again when the hand comes round.
+            if self.ring(connection, qp)
+                && let Some(state) = self.connections.get_mut(connection)
+            {
+                state.last_sent = now;
+            }
         }
     }
 
@@ -557,7 +591,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match link.what {
                 What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
                 What::Noop { .. } => self.counters.noops.add(1),
-                What::Register | What::Invalidate | What::Write => {}
+                What::Register | What::Invalidate | What::Fence | What::Write => {}
             }
         }
         // The descriptors of transfers whose DONE went out are no longer needed.
@@ -586,7 +620,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { paid } | What::Request { paid } | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Write => {}
+            What::Register | What::Invalidate | What::Fence | What::Write => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
@@ -622,10 +656,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Noop { .. } => {}
+            What::Write | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
-            What::Invalidate => &mut state.invalidates,
+            What::Invalidate | What::Fence => &mut state.invalidates,
             What::Request { .. } => {
                 state.credits.unspend();
                 &mut state.credited
@@ -646,18 +680,6 @@ const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
         handle,
         phase: transfer.phase,
         cursor: transfer.cursor,
-    }
-}
-
-const fn envelope_of(state: &crate::connection::Connection<'_>, paid: u8) -> Envelope {
-    let terms = &state.terms;
-    Envelope {
-        version: terms.version,
-        credits: paid,
-        source: terms.local,
-        source_stamp: terms.local_stamp,
-        destination: terms.peer,
-        destination_stamp: terms.peer_stamp,
     }
 }
 

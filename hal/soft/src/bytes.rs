@@ -124,6 +124,43 @@ impl Span {
     }
 }
 
+/// A piece of a key's address space: a span, and where in the key it begins.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Fragment {
+    address: u64,
+    length: u32,
+    start: u32,
+}
+
+static_assertions::const_assert_eq!(size_of::<Fragment>(), 16);
+
+impl Fragment {
+    pub(crate) const fn new(span: Span, start: u32) -> Self {
+        Self {
+            address: span.address,
+            length: span.length,
+            start,
+        }
+    }
+
+    pub(crate) const fn span(self) -> Span {
+        Span {
+            address: self.address,
+            length: self.length,
+        }
+    }
+
+    /// Offset in the key of the first byte.
+    pub(crate) const fn start(self) -> u32 {
+        self.start
+    }
+
+    /// Offset behind the last.
+    pub(crate) const fn end(self) -> u32 {
+        self.start.wrapping_add(self.length)
+    }
+}
+
 /// Spans one after another.
 pub(crate) trait Pieces {
     /// The next bytes, at most `most`; `None` at the end. Never empty.
@@ -248,7 +285,7 @@ mod tests {
 
     #[test]
     fn pieces_of_unequal_length_meet() {
-        let mut bytes: [u8; 16] = core::array::from_fn(|n| n as u8);
+        let mut bytes = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
         let memory = memory(&mut bytes);
         let at = |offset: u64, length| memory.span(memory.address + offset, length).unwrap();
         let mut from = Pair(at(0, 3), at(4, 3));

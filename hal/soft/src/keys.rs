@@ -8,7 +8,7 @@ use o2poll_dataplane::nic::{
     Capabilities, LKey, Layout, Mechanisms, RKey, Region, Rights, Sge, Status,
 };
 
-use crate::bytes::{Memory, Pieces, Span};
+use crate::bytes::{Fragment, Memory, Pieces, Span};
 
 /// A window, mkey or fast-registration region, made by a control thread.
 #[derive(Debug)]
@@ -28,28 +28,6 @@ impl Window {
     #[must_use]
     pub const fn with_tag(self, tag: u8) -> Self {
         Self { tag, ..self }
-    }
-}
-
-/// A piece of a region, and where in the region it begins.
-#[derive(Clone, Copy, Debug)]
-pub struct Fragment {
-    span: Span,
-    start: u32,
-}
-
-impl Default for Fragment {
-    fn default() -> Self {
-        Self {
-            span: Span::EMPTY,
-            start: 0,
-        }
-    }
-}
-
-impl Fragment {
-    const fn end(&self) -> u32 {
-        self.start.wrapping_add(self.span.length())
     }
 }
 
@@ -111,7 +89,7 @@ impl Pieces for Walk<'_> {
     fn next(&mut self, most: u32) -> Option<Span> {
         if self.head.length() == 0 {
             let (next, rest) = self.rest.split_first()?;
-            (self.head, self.rest) = (next.span, rest);
+            (self.head, self.rest) = (next.span(), rest);
         }
         let (taken, left) = self.head.cut(most);
         self.head = left;
@@ -376,7 +354,7 @@ impl<'a> Keys<'a> {
         let list = self.fragments.get(start..end)?;
         let first = list.partition_point(|fragment| fragment.end() <= offset);
         let (head, rest) = match list.get(first..)?.split_first() {
-            Some((head, rest)) => (head.span.cut(offset.wrapping_sub(head.start)).1, rest),
+            Some((head, rest)) => (head.span().cut(offset.wrapping_sub(head.start())).1, rest),
             None => (Span::EMPTY, [].as_slice()),
         };
         Some(Walk { head, rest })
@@ -489,14 +467,11 @@ impl Builder<'_> {
             .checked_sub(1)
             .and_then(|last| self.room.get_mut(last as usize));
         if let Some(last) = last
-            && let Some(joined) = last.span.join(span)
+            && let Some(joined) = last.span().join(span)
         {
-            last.span = joined;
+            *last = Fragment::new(joined, last.start());
         } else {
-            *self.room.get_mut(self.used as usize)? = Fragment {
-                span,
-                start: self.length,
-            };
+            *self.room.get_mut(self.used as usize)? = Fragment::new(span, self.length);
             self.used = self.used.wrapping_add(1);
         }
         self.length = length;

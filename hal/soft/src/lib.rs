@@ -25,7 +25,8 @@
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
-//! * `send`: the initiator: chains, packets, acknowledgements, retries, flushes.
+//! * `settle`: what becomes of work requests: acknowledgements, retries, errors, flushes.
+//! * `send`: the initiator: chains become packets.
 //! * `respond`: the responder: it runs what a peer asked.
 //!
 //! # Who copies
@@ -42,6 +43,50 @@
 //!
 //! # Time
 //! There is no clock. Timers count polls.
+//!
+//! # A device in std
+//! ```
+//! use o2poll_dataplane::nic::Nic;
+//! use o2poll_dataplane::ring::{LapSlot, Returned};
+//! use o2poll_soft::{Lane, Limits, Ports, Profile, QueuePair, Soft, Storage, link};
+//!
+//! fn many<T: Default>(count: usize) -> Vec<T> {
+//!     core::iter::repeat_with(T::default).take(count).collect()
+//! }
+//! let profile = Profile::frwr();
+//! let limits = Limits { queue_pairs: 4, send_wr: 91, recv_wr: 18, windows: 8, memories: 1, cqe: 512 };
+//! let sizes = limits.sizes(&profile).ok_or("more than this card has")?;
+//! let (mut queue_pairs, mut numbers) = (many(sizes.queue_pairs), many(sizes.numbers));
+//! let (mut sends, mut pieces) = (many(sizes.sends), many(sizes.pieces));
+//! let (mut receives, mut regions) = (many(sizes.receives), many(sizes.regions));
+//! let (mut fragments, mut memories) = (many(sizes.fragments), many(sizes.memories));
+//! let mut completions = many(sizes.completions);
+//! let storage = Storage {
+//!     queue_pairs: &mut queue_pairs,
+//!     numbers: &mut numbers,
+//!     sends: &mut sends,
+//!     pieces: &mut pieces,
+//!     receives: &mut receives,
+//!     regions: &mut regions,
+//!     fragments: &mut fragments,
+//!     memories: &mut memories,
+//!     completions: &mut completions,
+//! };
+//! // One link per pair of cores; `far` goes to the other core.
+//! let (mut there, mut back) = (Returned::new(), Returned::new());
+//! let (mut slots, mut more) = (many::<LapSlot>(64), many::<LapSlot>(64));
+//! let (near, far) = link(
+//!     Lane { returned: &mut there, slots: &mut slots },
+//!     Lane { returned: &mut back, slots: &mut more },
+//! )
+//! .ok_or("a ring has 2^n slots, n from 2 to 30")?;
+//! let mut ports = [near];
+//! let mut soft = Soft::new(profile, &limits, storage, Ports::new(&mut ports)).ok_or("storage")?;
+//! // Number 1 here, number 2 behind port 0.
+//! let qp = soft.adopt(QueuePair::new(1, 0, 2, 91, 18)).map_err(|_| "no room")?;
+//! # let _ = (qp, far);
+//! # Ok::<(), &str>(())
+//! ```
 
 #[cfg(any(test, feature = "conformance"))]
 extern crate std;
@@ -56,6 +101,7 @@ mod profile;
 mod queue_pair;
 mod respond;
 mod send;
+mod settle;
 mod tap;
 mod wire;
 
@@ -67,9 +113,9 @@ use o2poll_dataplane::nic::{
     Status, WrId,
 };
 
-pub use bytes::{Copier, Memory, Span};
+pub use bytes::{Copier, Fragment, Memory, Span};
 pub use completion::CompletionEntry;
-pub use keys::{Fragment, RegionSlot, Window};
+pub use keys::{RegionSlot, Window};
 pub use packet::{Flags, Opcode, Packet};
 pub use profile::{Limits, Profile, Sizes};
 pub use queue_pair::{Path, QueuePair, QueuePairSlot, ReceiveEntry, SendEntry};

@@ -1,14 +1,14 @@
-//! The initiator: chains of work requests become packets, answers become completions.
+//! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{Completion, Rejected, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{Rejected, SendWr, Sge, Status, WrId};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
-use crate::completion::{CompletionEntry, CompletionQueue, Side};
 use crate::keys::{Asker, Keys, NotStaged, Order};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::profile::Profile;
-use crate::queue_pair::{Cursor, Held, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work};
+use crate::queue_pair::{Cursor, Held, NEVER, SendEntry, SendRing, State, Work};
+use crate::settle::{complete, drop_staged};
 use crate::wire::Wire;
 use crate::{Counts, Faults};
 
@@ -117,215 +117,6 @@ impl<W: Wire> Soft<'_, W> {
             }
             self.strangers.pop_front();
         }
-    }
-
-    /// Timers of one queue pair.
-    pub(crate) fn tick(&mut self, index: u32) {
-        let (now, timeout) = (self.polls, self.profile.ack_timeout);
-        let Some(slot) = self.table.slot(index) else {
-            return;
-        };
-        if slot.resume != 0 && slot.resume <= now {
-            slot.resume = 0;
-            self.table.list(index);
-            return;
-        }
-        if slot.deadline > now {
-            return;
-        }
-        if slot.state == State::Ready && !slot.in_flight() {
-            slot.deadline = NEVER;
-            return;
-        }
-        let left = slot.retries.checked_sub(1);
-        slot.retries = left.unwrap_or(0);
-        slot.deadline = now.wrapping_add(u64::from(timeout));
-        match (slot.state, left) {
-            (State::Ready, Some(_)) => {
-                slot.rewind();
-                self.counts.retries = self.counts.retries.wrapping_add(1);
-                self.table.list(index);
-            }
-            (State::Ready, None) => self.enter_error(index, Status::RetryExceeded, false),
-            (State::Closing, Some(_)) => {
-                slot.close_due = true;
-                self.table.list(index);
-            }
-            // The peer was silent for all retries: it is not there any more.
-            (State::Closing, None) => self.flush_sends(index),
-            (State::Error, _) => slot.deadline = NEVER,
-        }
-    }
-
-    /// Everything before `psn` is done.
-    pub(crate) fn on_ack(&mut self, index: u32, psn: u32) {
-        let now = self.polls;
-        let timeout = u64::from(self.profile.ack_timeout);
-        let Some(held) = self.table.held(index) else {
-            return;
-        };
-        let Held {
-            slot, mut sends, ..
-        } = held;
-        // Old news, or a number that we never sent.
-        if !before(slot.acked, psn) || before(slot.top, psn) {
-            return;
-        }
-        slot.acked = psn;
-        if let Some(pair) = &slot.pair {
-            slot.rnr_retries = pair.rnr_retry;
-            if slot.state == State::Ready {
-                slot.retries = pair.retry_count;
-            }
-        }
-        slot.deadline = if slot.in_flight() {
-            now.wrapping_add(timeout)
-        } else {
-            NEVER
-        };
-        complete(index, slot, &mut sends, &mut self.completions);
-        if slot.state == State::Closing && !slot.in_flight() {
-            self.flush_sends(index);
-        } else {
-            // An INVALIDATE may have waited for this.
-            self.table.list(index);
-        }
-    }
-
-    /// The peer had no receive for `psn`.
-    pub(crate) fn on_not_ready(&mut self, index: u32, psn: u32) {
-        self.on_ack(index, psn);
-        let (now, wait) = (self.polls, u64::from(self.profile.rnr_timer).max(1));
-        let Some(slot) = self.table.slot(index) else {
-            return;
-        };
-        if slot.state != State::Ready || slot.acked != psn || !slot.in_flight() {
-            return;
-        }
-        // A second copy of the same answer.
-        if slot.resume != 0 {
-            return;
-        }
-        let forever = slot.pair.as_ref().is_some_and(|pair| pair.rnr_retry == 7);
-        match slot.rnr_retries.checked_sub(1) {
-            _ if forever => {}
-            Some(left) => slot.rnr_retries = left,
-            None => {
-                self.enter_error(index, Status::ReceiverNotReady, false);
-                return;
-            }
-        }
-        slot.rewind();
-        slot.resume = now.wrapping_add(wait);
-        slot.deadline = slot
-            .resume
-            .wrapping_add(u64::from(self.profile.ack_timeout));
-        self.counts.retries = self.counts.retries.wrapping_add(1);
-    }
-
-    /// The peer has seen a gap from `psn` on.
-    pub(crate) fn on_sequence_error(&mut self, index: u32, psn: u32) {
-        self.on_ack(index, psn);
-        let Some(slot) = self.table.slot(index) else {
-            return;
-        };
-        if slot.state == State::Ready && slot.acked == psn && slot.in_flight() {
-            slot.rewind();
-            self.counts.retries = self.counts.retries.wrapping_add(1);
-            self.table.list(index);
-        }
-    }
-
-    /// The peer refuses `psn`, and carries out nothing of the rest.
-    pub(crate) fn on_refused(&mut self, index: u32, psn: u32, verdict: Status) {
-        self.on_ack(index, psn);
-        self.on_gone(index, verdict);
-    }
-
-    /// Whatever is on the wire will never be done.
-    pub(crate) fn on_gone(&mut self, index: u32, verdict: Status) {
-        let Some(slot) = self.table.slot(index) else {
-            return;
-        };
-        match slot.state {
-            State::Ready if slot.in_flight() => self.enter_error(index, verdict, true),
-            State::Closing => self.flush_sends(index),
-            State::Ready | State::Error => {}
-        }
-    }
-
-    /// Puts a queue pair in error. `cause` is the status of its oldest request; `quiet` says that the peer
-    /// touches nothing of ours any more.
-    pub(crate) fn enter_error(&mut self, index: u32, cause: Status, quiet: bool) {
-        let deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
-        let Some(slot) = self.table.slot(index) else {
-            return;
-        };
-        if slot.state != State::Ready {
-            return;
-        }
-        slot.cause = cause;
-        slot.state = State::Closing;
-        slot.done = 0;
-        slot.incoming = None;
-        let wait = slot.in_flight() && !quiet;
-        if wait {
-            slot.close_due = true;
-            slot.retries = slot.pair.as_ref().map_or(0, |pair| pair.retry_count);
-            slot.deadline = deadline;
-            self.table.list(index);
-        }
-        self.flush_receives(index);
-        if !wait {
-            self.flush_sends(index);
-        }
-    }
-
-    /// Forgets the registrations that a queue pair had staged.
-    pub(crate) fn release_staged(&mut self, index: u32) {
-        let Some(mut held) = self.table.held(index) else {
-            return;
-        };
-        let waiting = held.slot.open.wrapping_sub(held.slot.completed);
-        for step in 0..waiting {
-            let position = held.slot.completed.wrapping_add(step);
-            if let Some(entry) = held.sends.at(position) {
-                drop_staged(entry, &mut self.keys);
-            }
-        }
-    }
-
-    /// Every request rung for completes, the oldest with the cause. The peer has let go.
-    fn flush_sends(&mut self, index: u32) {
-        let Some(held) = self.table.held(index) else {
-            return;
-        };
-        let Held {
-            slot, mut sends, ..
-        } = held;
-        slot.state = State::Error;
-        slot.close_due = false;
-        slot.deadline = NEVER;
-        slot.resume = 0;
-        complete(index, slot, &mut sends, &mut self.completions);
-        while slot.completed != slot.tail {
-            let status = core::mem::replace(&mut slot.cause, Status::Flushed);
-            let Some(entry) = sends.at(slot.completed) else {
-                return;
-            };
-            drop_staged(entry, &mut self.keys);
-            let id = entry.id;
-            slot.completed = slot.completed.wrapping_add(1);
-            self.completions.push(CompletionEntry {
-                completion: Completion::Failed { id, status },
-                queue_pair: index,
-                generation: slot.generation,
-                side: Side::Send,
-                frees: slot.completed,
-            });
-        }
-        slot.sent = slot.completed;
-        slot.cause = Status::Flushed;
     }
 
     /// Sends what is due to the peer's requests; false when there was no room.
@@ -509,44 +300,6 @@ fn put<W: Wire>(
     sent
 }
 
-/// Completes what is done at the front of the send queue.
-fn complete(
-    index: u32,
-    slot: &mut QueuePairSlot,
-    sends: &mut SendRing<'_>,
-    completions: &mut CompletionQueue<'_>,
-) {
-    while slot.completed != slot.tail {
-        let Some(entry) = sends.at(slot.completed) else {
-            return;
-        };
-        if !entry.ran {
-            return;
-        }
-        if !entry.is_local() {
-            if before(slot.acked, entry.end) {
-                return;
-            }
-            slot.base = entry.end;
-        }
-        let behind = slot.sent == slot.completed;
-        slot.completed = slot.completed.wrapping_add(1);
-        if behind {
-            // It was acknowledged after all, while it was being sent again.
-            slot.rewind();
-        }
-        if entry.signalled {
-            completions.push(CompletionEntry {
-                completion: Completion::Done { id: entry.id },
-                queue_pair: index,
-                generation: slot.generation,
-                side: Side::Send,
-                frees: slot.completed,
-            });
-        }
-    }
-}
-
 /// Writes a request into the slot at `open`; `None` if it cannot be posted.
 fn write_entry(
     held: Held<'_>,
@@ -655,15 +408,6 @@ fn write_entry(
         _ => entry.failure = Some(Status::LocalLength),
     }
     Some(())
-}
-
-/// A registration that will not run gives its staged list back.
-fn drop_staged(entry: &mut SendEntry, keys: &mut Keys<'_>) {
-    if let Work::Register(region, key) = entry.work
-        && core::mem::replace(&mut entry.staged, false)
-    {
-        keys.unstage(region, key);
-    }
 }
 
 /// Runs a request that needs no peer.

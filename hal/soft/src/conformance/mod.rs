@@ -3,6 +3,7 @@
 //! A backend writes a [`Bench`] (two connected devices) and says [`conformance!`](crate::conformance!). Each law is
 //! one public function over a bench, and becomes one test. What a backend cannot keep it lists in
 //! [`Bench::DEVIATIONS`] with the reason; a name in there that is no law is itself a failure.
+#![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
 
 pub mod access;
 pub mod queues;

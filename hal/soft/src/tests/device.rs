@@ -512,6 +512,67 @@ fn a_list_waits_in_its_region_for_its_turn() {
 }
 
 #[test]
+fn a_key_lives_until_the_last_write_through_it_is_acknowledged() {
+    let mut profile = Profile::frwr();
+    profile.ack_timeout = 50;
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(profile, 16);
+    let (_, sink) = grant(&mut a, 0, 64);
+    let (_, source) = grant(&mut b, 100, 64);
+    b.arena.write(100, &[9; 64]);
+    // The first copy of the write is lost, so it is read again through the key.
+    b.soft.faults().cut = Some(0);
+    let mut piece = b.arena.sge(0, 64);
+    (piece.address, piece.lkey) = (0, LKey(source.0));
+    let remote = Remote {
+        address: 0,
+        rkey: sink,
+    };
+    let wr = SendWr::Write {
+        local: &[piece],
+        remote,
+        imm: None,
+    };
+    b.soft.queue(b.qp, WrId(2), false, wr);
+    let wr = SendWr::Invalidate { key: source };
+    b.soft.queue(b.qp, WrId(3), true, wr);
+    b.soft.doorbell(b.qp).unwrap();
+    b.step();
+    assert_eq!(b.soft.gauges().live_keys, 1);
+    b.soft.faults().cut = None;
+    settle(&mut a, &mut b);
+    assert_eq!(b.take(), [done(3)]);
+    assert_eq!(a.arena.read(0, 64), [9; 64]);
+    assert_eq!(b.soft.gauges().live_keys, 0);
+}
+
+#[test]
+fn a_gap_is_told_and_filled_without_waiting() {
+    // The default timeout is millions of polls.
+    let Both {
+        mut a,
+        mut b,
+        hoard: _hoard,
+    } = connected(Profile::frwr(), 16);
+    for n in 0..4 {
+        a.post(100 + n, 0, 64);
+    }
+    b.soft.faults().cut = Some(0);
+    send(&mut b, 1, 1);
+    b.soft.faults().cut = None;
+    for id in 2..5 {
+        send(&mut b, id, 1);
+    }
+    settle(&mut a, &mut b);
+    assert_eq!(b.take(), [1, 2, 3, 4].map(done));
+    assert_eq!(a.take(), [100, 101, 102, 103].map(|id| received(id, 1)));
+    assert_eq!(b.soft.counts().retries, 1);
+}
+
+#[test]
 fn a_device_moves_to_its_thread() {
     fn send<T: Send>() {}
     send::<crate::Soft<'static, Ports<'static, 'static>>>();

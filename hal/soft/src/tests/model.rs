@@ -105,7 +105,7 @@ impl<K: Kind> Machine<K> {
     /// Queues a request; every third is not signalled unless it is the last of its chain.
     fn queue(&mut self, side: Side, last: bool, wr: SendWr<'_>) {
         self.next += 1;
-        let signalled = last || self.next % 3 != 0;
+        let signalled = last || !self.next.is_multiple_of(3);
         self.world.queue(side, Lane::Main, self.next, signalled, wr);
         if signalled {
             self.wanted[side as usize].push(done(self.next));

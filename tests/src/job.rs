@@ -1,0 +1,256 @@
+//! Random traffic beside a model: every job is a PUT or GET with memory of its own at both ends.
+
+use o2poll_dataplane::endpoint::{
+    Entry, EntryOptions, Error, Event, Incoming, Landed, MatchBits, Operation, Portal, Request,
+    Submission, Token,
+};
+use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::wire::{IMMEDIATE_PAYLOAD, Nid, Pid};
+
+use crate::plot::noise;
+use crate::{Cut, NAMES, Plot, World};
+
+/// A PUT or GET to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// The initiator.
+    pub from: usize,
+    /// What.
+    pub operation: Operation,
+    /// Bytes.
+    pub length: u32,
+    /// Offset in the target's buffer.
+    pub remote_offset: u32,
+    /// Bytes of the target's buffer behind what is moved.
+    pub tail: u32,
+    /// The initiator's memory.
+    pub near: Cut,
+    /// The target's memory.
+    pub far: Cut,
+    /// The target's application is told.
+    pub told: bool,
+    /// Steps of the world before it is submitted.
+    pub gap: u32,
+}
+
+/// A job under way.
+struct Running {
+    job: Job,
+    near: Plot,
+    far: Plot,
+    outcome: Option<Result<u32, Error>>,
+    expected: Result<u32, Error>,
+    landed: Vec<Landed>,
+}
+
+/// A run of jobs over one connection.
+pub struct Jobs {
+    running: Vec<Running>,
+}
+
+impl Job {
+    const fn is_put(&self) -> bool {
+        matches!(self.operation, Operation::Put { .. })
+    }
+
+    const fn is_large(&self) -> bool {
+        self.length > IMMEDIATE_PAYLOAD
+    }
+}
+
+impl Jobs {
+    /// Runs all jobs at once (but for their gaps) and checks outcomes, events, and every byte at both ends.
+    /// Between steps `meddle` may do to the world what must make no difference.
+    pub fn run(
+        world: &mut World,
+        connection: [Handle; 2],
+        jobs: &[Job],
+        mut meddle: impl FnMut(&mut World),
+    ) {
+        let mut this = Self {
+            running: Vec::new(),
+        };
+        for job in jobs {
+            this.export(world, *job);
+        }
+        let lists: Vec<_> = jobs
+            .iter()
+            .enumerate()
+            .map(|(index, job)| this.lend(world, index, *job))
+            .collect();
+        for (index, (job, memory)) in jobs.iter().zip(lists).enumerate() {
+            for _ in 0..job.gap {
+                meddle(world);
+                world.step();
+                this.listen(world);
+            }
+            let token = index as u64;
+            world.nodes[job.from].submit(Submission::Transfer(Request {
+                token: Token(token),
+                connection: connection[job.from],
+                portal: Portal(9),
+                match_bits: MatchBits(token),
+                remote_offset: job.remote_offset,
+                memory,
+                operation: job.operation,
+                timeout: None,
+            }));
+        }
+        let mut left = STEPS;
+        while !this.is_over() {
+            assert!(left != 0, "stuck: {} {}", this.open(), world.picture());
+            left -= 1;
+            meddle(world);
+            world.step();
+            this.listen(world);
+        }
+        world.rest();
+        this.listen(world);
+        this.check(world);
+    }
+
+    /// Exports the target's memory of a job.
+    fn export(&mut self, world: &mut World, job: Job) {
+        let token = self.running.len() as u64;
+        let target = 1 - job.from;
+        let total = job.remote_offset + job.length + job.tail;
+        let arena = &mut world.nodes[target].arena;
+        let (memory, mut far) = Plot::new(arena, total, job.far);
+        if !job.is_put() {
+            let bytes = noise(total, token + 1);
+            memory.write_at(0, &bytes);
+            far.write(0, &bytes);
+        }
+        let mut options = if job.is_put() {
+            EntryOptions::PUT
+        } else {
+            EntryOptions::GET
+        };
+        options.set(EntryOptions::EVENTS, job.told);
+        world.nodes[target].submit(Submission::Attach(Entry {
+            token: Token(token),
+            portal: Portal(9),
+            match_bits: MatchBits(token),
+            ignore_bits: MatchBits(0),
+            from: Nid::ANY,
+            options,
+            memory,
+        }));
+        world.step();
+        match world.nodes[target].events.pop() {
+            Some(Event::Attached { .. }) => {}
+            other => panic!("not attached: {other:?}"),
+        }
+        let (_, empty) = Plot::new(&mut world.nodes[job.from].arena, 0, job.near);
+        self.running.push(Running {
+            job,
+            near: empty,
+            far,
+            outcome: None,
+            expected: Ok(job.length),
+            landed: Vec::new(),
+        });
+    }
+
+    /// Prepares the initiator's memory of a job, and says what is to come of it.
+    fn lend(
+        &mut self,
+        world: &mut World,
+        index: usize,
+        job: Job,
+    ) -> &'static mut o2poll_dataplane::memory::PageList<'static> {
+        let device = world.setup().profile.capabilities;
+        let running = &mut self.running[index];
+        let arena = &mut world.nodes[job.from].arena;
+        let (memory, mut near) = Plot::new(arena, job.length, job.near);
+        if job.is_put() {
+            let bytes = noise(job.length, index as u64 + 77);
+            memory.write_at(0, &bytes);
+            near.write(0, &bytes);
+            if job.is_large() && !running.far.has_key(&device, job.remote_offset, job.length) {
+                running.expected = Err(Error::Peer(-93));
+            } else {
+                running.far.write(job.remote_offset, &bytes);
+            }
+        } else if job.is_large() && !near.has_key(&device, 0, job.length) {
+            running.expected = Err(Error::Unmappable);
+        } else {
+            let total = job.remote_offset + job.length + job.tail;
+            let bytes = noise(total, index as u64 + 1);
+            let from = job.remote_offset as usize;
+            near.write(0, &bytes[from..from + job.length as usize]);
+        }
+        running.near = near;
+        memory
+    }
+
+    fn listen(&mut self, world: &mut World) {
+        for (of, node) in world.nodes.iter_mut().enumerate() {
+            while let Some(event) = node.events.pop() {
+                match event {
+                    Event::Done { token, outcome, .. } => {
+                        let running = self.at(token.0);
+                        assert_eq!(running.job.from, of);
+                        assert!(running.outcome.replace(outcome).is_none(), "told twice");
+                        // The event comes after the data: a GET's is here now.
+                        if !running.job.is_put() && outcome.is_ok() {
+                            running.near.check(&node.arena, "at the event");
+                        }
+                    }
+                    Event::Landed(landed) => {
+                        let running = self.at(landed.token.0);
+                        assert_eq!(running.job.from, 1 - of);
+                        if running.job.is_put() {
+                            running.far.check(&node.arena, "at the landing");
+                        }
+                        running.landed.push(landed);
+                    }
+                    other => panic!("nobody asked for {other:?}"),
+                }
+            }
+        }
+    }
+
+    fn at(&mut self, token: u64) -> &mut Running {
+        &mut self.running[usize::try_from(token).expect("a token of ours")]
+    }
+
+    fn is_over(&self) -> bool {
+        self.running.iter().all(|running| running.outcome.is_some())
+    }
+
+    fn open(&self) -> String {
+        self.running
+            .iter()
+            .filter(|running| running.outcome.is_none())
+            .map(|running| format!("{:?}\n", running.job))
+            .collect()
+    }
+
+    fn check(&self, world: &World) {
+        for (index, running) in self.running.iter().enumerate() {
+            let job = &running.job;
+            assert_eq!(running.outcome, Some(running.expected), "{job:?}");
+            running.near.check(&world.nodes[job.from].arena, "near");
+            running.far.check(&world.nodes[1 - job.from].arena, "far");
+            let landed = job.told && running.expected.is_ok();
+            let expected = Landed {
+                token: Token(index as u64),
+                operation: match job.operation {
+                    Operation::Put { hdr_data, .. } => Incoming::Put { hdr_data },
+                    Operation::Get { .. } => Incoming::Get,
+                },
+                nid: NAMES[job.from],
+                pid: Pid::LUSTRE,
+                match_bits: MatchBits(index as u64),
+                offset: job.remote_offset,
+                outcome: Ok(job.length),
+            };
+            let expected: &[Landed] = if landed { &[expected] } else { &[] };
+            assert_eq!(running.landed, expected, "{job:?}");
+        }
+    }
+}
+
+/// Steps after which a run is stuck.
+const STEPS: u32 = 200_000;

@@ -1,0 +1,314 @@
+//! A device with a listener: reads every message that goes out and comes in, and keeps its own account of
+//! credits and keys. It panics at the first message that breaks a rule of the protocol.
+
+use core::ops::{Deref, DerefMut};
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use o2poll_dataplane::nic::{
+    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, SendWr,
+    Sge, WrId,
+};
+use o2poll_dataplane::wire::{Body, Message};
+
+use crate::arena::View;
+
+/// What has been heard on one queue pair.
+#[derive(Clone, Debug, Default)]
+pub struct Heard {
+    /// Messages sent, by type.
+    pub sent: BTreeMap<&'static str, u64>,
+    /// Messages received, by type.
+    pub received: BTreeMap<&'static str, u64>,
+    /// Messages sent that cost a credit, less credits that came back.
+    pub outstanding: u64,
+    /// The most that `outstanding` has been.
+    pub most_outstanding: u64,
+    /// PUT_REQs and GET_REQs sent, less their answers.
+    pub bulk: u64,
+    /// The most that `bulk` has been.
+    pub most_bulk: u64,
+    /// Messages received that cost the peer a credit, less credits given back.
+    pub owed: u64,
+    /// WRITEs sent.
+    pub writes: u64,
+    depth: u64,
+}
+
+impl Heard {
+    /// Messages sent of a type.
+    #[must_use]
+    pub fn sent(&self, kind: &str) -> u64 {
+        self.sent.get(kind).copied().unwrap_or(0)
+    }
+}
+
+/// A request of the open chain.
+enum Queued {
+    Message(Vec<u8>),
+    Register(Region, RKey),
+    Invalidate(WrId, RKey),
+    Write,
+}
+
+/// A device with a listener.
+pub struct Tap<N> {
+    inner: N,
+    view: View,
+    depth: u64,
+    chain: Vec<Queued>,
+    heard: HashMap<u32, Heard>,
+    receives: HashMap<WrId, (u32, Sge)>,
+    live: HashSet<RKey>,
+    keys: HashMap<u32, RKey>,
+    /// Keys that were told to the peer since they were registered.
+    told: HashSet<RKey>,
+    dying: HashMap<WrId, RKey>,
+}
+
+impl<N: Nic> Tap<N> {
+    /// Listens to `inner`, whose messages lie in `view`.
+    #[must_use]
+    pub fn new(inner: N, view: View) -> Self {
+        Self {
+            inner,
+            view,
+            depth: 0,
+            chain: Vec::new(),
+            heard: HashMap::new(),
+            receives: HashMap::new(),
+            live: HashSet::new(),
+            keys: HashMap::new(),
+            told: HashSet::new(),
+            dying: HashMap::new(),
+        }
+    }
+
+    /// Queue pairs adopted from now on have this depth.
+    pub fn set_depth(&mut self, depth: u16) {
+        self.depth = u64::from(depth);
+    }
+
+    /// What was heard on the queue pair that was adopted last.
+    #[must_use]
+    pub fn last(&self) -> Heard {
+        let last = self.heard.keys().max();
+        last.map_or_else(Heard::default, |qp| self.heard[qp].clone())
+    }
+
+    fn sent(&mut self, qp: u32, bytes: &[u8]) {
+        let (message, _) = Message::decode(bytes).expect("we send what can be decoded");
+        let credits = u64::from(message.envelope.credits);
+        let key = match message.body {
+            Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink.key()),
+            _ => None,
+        };
+        if let Some(key) = key {
+            assert!(self.live.contains(&key), "{key:?} told, not registered");
+            assert!(self.told.insert(key), "{key:?} told twice");
+        }
+        let heard = self.heard.entry(qp).or_default();
+        *heard.sent.entry(name(&message.body)).or_default() += 1;
+        assert!(
+            credits <= heard.owed,
+            "returns {credits} credits and owes {}",
+            heard.owed
+        );
+        heard.owed -= credits;
+        if costs(&message.body) {
+            heard.outstanding += 1;
+            heard.most_outstanding = heard.most_outstanding.max(heard.outstanding);
+            assert!(
+                heard.outstanding <= heard.depth,
+                "{} credits at depth {}",
+                heard.outstanding,
+                heard.depth
+            );
+        }
+        if matches!(message.body, Body::PutReq { .. } | Body::GetReq { .. }) {
+            heard.bulk += 1;
+            heard.most_bulk = heard.most_bulk.max(heard.bulk);
+            assert!(heard.bulk <= heard.depth, "bulk requests above the depth");
+        }
+    }
+
+    fn received(&mut self, qp: u32, bytes: &[u8]) {
+        let Ok((message, _)) = Message::decode(bytes) else {
+            return;
+        };
+        let heard = self.heard.entry(qp).or_default();
+        *heard.received.entry(name(&message.body)).or_default() += 1;
+        heard.outstanding = heard
+            .outstanding
+            .saturating_sub(u64::from(message.envelope.credits));
+        if costs(&message.body) {
+            heard.owed += 1;
+        }
+        if matches!(
+            message.body,
+            Body::PutAck { .. } | Body::PutNak(_) | Body::GetDone(_)
+        ) {
+            heard.bulk = heard.bulk.saturating_sub(1);
+        }
+    }
+
+    fn dead(&mut self, key: RKey) {
+        self.live.remove(&key);
+        self.told.remove(&key);
+    }
+}
+
+impl<N: Nic> Nic for Tap<N> {
+    type QueuePair = N::QueuePair;
+    type Window = N::Window;
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn adopt(&mut self, qp: Self::QueuePair) -> Result<Qp, Self::QueuePair> {
+        let qp = self.inner.adopt(qp)?;
+        let heard = Heard {
+            depth: self.depth,
+            ..Heard::default()
+        };
+        self.heard.insert(qp.0, heard);
+        Ok(qp)
+    }
+
+    fn fail(&mut self, qp: Qp) {
+        self.inner.fail(qp);
+    }
+
+    fn retire(&mut self, qp: Qp) -> Option<Self::QueuePair> {
+        self.inner.retire(qp)
+    }
+
+    fn adopt_window(&mut self, window: Self::Window) -> Result<(Region, RKey), Self::Window> {
+        self.inner.adopt_window(window)
+    }
+
+    fn retire_window(&mut self, region: Region) -> Option<Self::Window> {
+        // Whatever key it had: the device says that it is dead from here on.
+        if let Some(key) = self.keys.remove(&region.0) {
+            self.dead(key);
+        }
+        self.inner.retire_window(region)
+    }
+
+    fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        self.chain.push(match &wr {
+            SendWr::Send { message, .. } => {
+                Queued::Message(self.view.copy(message.address, message.length as usize))
+            }
+            SendWr::Write { .. } | SendWr::Read { .. } => Queued::Write,
+            SendWr::Register { region, key, .. } => Queued::Register(*region, *key),
+            SendWr::Invalidate { key } => Queued::Invalidate(id, *key),
+        });
+        self.inner.queue(qp, id, signalled, wr);
+    }
+
+    fn doorbell(&mut self, qp: Qp) -> Result<(), Rejected> {
+        let chain = core::mem::take(&mut self.chain);
+        let result = self.inner.doorbell(qp);
+        let accepted = result.map_or_else(|rejected| rejected.accepted as usize, |()| chain.len());
+        for queued in chain.into_iter().take(accepted) {
+            match queued {
+                Queued::Message(bytes) => self.sent(qp.0, &bytes),
+                Queued::Register(region, key) => {
+                    self.keys.insert(region.0, key);
+                    assert!(self.live.insert(key), "{key:?} registered while live");
+                }
+                Queued::Invalidate(id, key) => {
+                    assert!(
+                        self.live.contains(&key),
+                        "{key:?} invalidated while not live"
+                    );
+                    self.dying.insert(id, key);
+                }
+                Queued::Write => self.heard.entry(qp.0).or_default().writes += 1,
+            }
+        }
+        result
+    }
+
+    fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
+        self.inner.receive(into, id, buffer)?;
+        if let ReceiveQueue::Of(qp) = into {
+            self.receives.insert(id, (qp.0, buffer));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
+        self.inner.poll(out)?;
+        for completion in out.iter() {
+            match *completion {
+                Completion::Done { id } => {
+                    if let Some(key) = self.dying.remove(&id) {
+                        self.dead(key);
+                    }
+                }
+                Completion::Received {
+                    id,
+                    length,
+                    invalidated,
+                    ..
+                } => {
+                    if let Some(key) = invalidated {
+                        self.dead(key);
+                    }
+                    if let Some((qp, buffer)) = self.receives.remove(&id) {
+                        let bytes = self.view.copy(buffer.address, length as usize);
+                        self.received(qp, &bytes);
+                    }
+                }
+                Completion::Failed { id, .. } => {
+                    self.dying.remove(&id);
+                    self.receives.remove(&id);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<(), Fault> {
+        self.inner.arm()
+    }
+}
+
+impl<N> Deref for Tap<N> {
+    type Target = N;
+
+    fn deref(&self) -> &N {
+        &self.inner
+    }
+}
+
+impl<N> DerefMut for Tap<N> {
+    fn deref_mut(&mut self) -> &mut N {
+        &mut self.inner
+    }
+}
+
+/// Whether a message costs its sender a credit (v2: answers and NOOPs do not).
+const fn costs(body: &Body<'_>) -> bool {
+    matches!(
+        body,
+        Body::Immediate { .. } | Body::PutReq { .. } | Body::GetReq { .. }
+    )
+}
+
+const fn name(body: &Body<'_>) -> &'static str {
+    match body {
+        Body::ConnReq(_) => "CONNREQ",
+        Body::ConnAck(_) => "CONNACK",
+        Body::Noop => "NOOP",
+        Body::Immediate { .. } => "IMMEDIATE",
+        Body::PutReq { .. } => "PUT_REQ",
+        Body::PutNak(_) => "PUT_NAK",
+        Body::PutAck { .. } => "PUT_ACK",
+        Body::PutDone(_) => "PUT_DONE",
+        Body::GetReq { .. } => "GET_REQ",
+        Body::GetDone(_) => "GET_DONE",
+    }
+}
