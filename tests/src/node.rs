@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use o2poll::capture::Ticker;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
@@ -19,7 +20,10 @@ use crate::tap::Tap;
 use crate::world::Setup;
 
 /// The device of a test node.
-pub type Device = Tap<Soft<'static, Lossy<Ports<'static, 'static>>>>;
+pub type Device = Tap<Soft<'static, Wires>>;
+
+/// Its wire: with weather on it, and a tap around that.
+pub type Wires = soft::Tap<'static, Lossy<Ports<'static, 'static>>, Ticker>;
 
 /// One node of a [`World`](crate::World).
 pub struct Node {
@@ -74,6 +78,12 @@ impl Node {
         wire: Lossy<Ports<'static, 'static>>,
         now: Instant,
     ) -> Self {
+        Self::over(setup, limits, soft::Tap::off(wire), now)
+    }
+
+    /// A node over its own device, on a wire that may have a tap.
+    #[must_use]
+    pub fn over(setup: &Setup, limits: Limits, wire: Wires, now: Instant) -> Self {
         let sizes = limits.shape.sizes();
         let device_limits = soft::Limits {
             queue_pairs: u32::try_from(sizes.connections).expect("few"),
