@@ -17,7 +17,8 @@ pub(crate) fn parse_size(text: &str) -> Option<u64> {
 }
 
 /// `50s`, `100 ms`, `5 min`. `None` for anything else; the unit is needed.
-pub(crate) fn parse_duration(text: &str) -> Option<Duration> {
+#[must_use]
+pub fn parse_duration(text: &str) -> Option<Duration> {
     let (number, unit) = split(text)?;
     match unit {
         "us" => Some(Duration::from_micros(number)),

@@ -58,6 +58,15 @@ impl<'a> Range<'a> {
         self.piece
     }
 
+    /// The same bytes under another local key, e.g. once a device has registered them.
+    #[must_use]
+    pub const fn under(self, lkey: LKey) -> Self {
+        Self {
+            piece: Sge { lkey, ..self.piece },
+            owned: self.owned,
+        }
+    }
+
     /// The bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {

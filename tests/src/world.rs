@@ -134,7 +134,8 @@ impl World {
             now,
             asleep: [false; 2],
             setup,
-            numbers: 0,
+            // Queue pairs 0 and 1 are the management agents' own.
+            numbers: 0x10,
             high_water: u64::MAX,
         }
     }

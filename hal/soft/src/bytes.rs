@@ -6,6 +6,7 @@
 
 use core::ptr::{self, NonNull};
 
+use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::Rights;
 
 /// A range of memory that the device may touch: what `ibv_reg_mr` makes.
@@ -31,6 +32,19 @@ impl Memory {
         Self {
             address: base.as_ptr().expose_provenance() as u64,
             length: length as u64,
+            pd,
+            rights: Rights::LOCAL_WRITE,
+        }
+    }
+
+    /// A range that is lent for ever, in protection domain `pd`. Who owns the range owns its bytes, and lends
+    /// them to the device with each work request, so that [`new`](Self::new)'s contract is kept.
+    #[must_use]
+    pub fn of_range(range: &Range<'static>, pd: u32) -> Self {
+        let sge = range.sge();
+        Self {
+            address: sge.address,
+            length: u64::from(sge.length),
             pd,
             rights: Rights::LOCAL_WRITE,
         }

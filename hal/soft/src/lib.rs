@@ -108,9 +108,10 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
+use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Fault, LKey, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, SendWr, Sge,
-    Status, WrId,
+    Burst, Capabilities, Fault, LKey, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Rights,
+    SendWr, Sge, Status, WrId,
 };
 
 pub use bytes::{Copier, Fragment, Memory, Span};
@@ -272,6 +273,22 @@ impl<'a, W: Wire> Soft<'a, W> {
     /// The memory itself, when the device holds as many as it can.
     pub fn register(&mut self, memory: Memory) -> Result<LKey, Memory> {
         self.keys.add_memory(memory)
+    }
+
+    /// Registers a range that is lent for ever, with these rights; it comes back under its local key.
+    ///
+    /// # Errors
+    /// The range as it was, when the device holds as many as it can.
+    pub fn register_range(
+        &mut self,
+        range: Range<'static>,
+        pd: u32,
+        rights: Rights,
+    ) -> Result<Range<'static>, Range<'static>> {
+        match self.register(Memory::of_range(&range, pd).with_rights(rights)) {
+            Ok(lkey) => Ok(range.under(lkey)),
+            Err(_) => Err(range),
+        }
     }
 
     /// What goes wrong from now on.

@@ -1,0 +1,259 @@
+//! The command line.
+
+use core::sync::atomic::AtomicBool;
+use core::time::Duration;
+use std::fs;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use o2poll::{Bars, Error, Options, Report, outline, run};
+use o2poll_config::{Config, Device, Machine, Overrides, SoftProfile, parse_duration};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// LNet's o2iblnd in user space: nodes that move PUTs and GETs by RDMA, from polling threads.
+#[derive(Parser)]
+#[command(name = "o2poll", version, after_help = EXAMPLES, after_long_help = STATUS)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the nodes and jobs of a node file, and print what was found.
+    Run(RunArgs),
+    /// Tell every mistake of node files, or what they would do.
+    Check {
+        /// Node files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Print the documented node file that comes with the program.
+    #[command(visible_alias = "print-default")]
+    Config,
+}
+
+#[derive(Args)]
+struct RunArgs {
+    /// The node file.
+    file: PathBuf,
+    /// Export this file instead of the first that the node file exports.
+    #[arg(long, value_name = "PATH")]
+    export: Option<PathBuf>,
+    /// Run workloads for this long, e.g. 30s.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    duration: Option<Duration>,
+    /// Let the software device behave like this card.
+    #[arg(long, value_enum)]
+    profile: Option<ProfileArg>,
+    /// Do not compare what workloads GET with what they PUT: shows the speed without the checking.
+    #[arg(long)]
+    no_verify: bool,
+    /// Seed of the workloads' sizes, order and contents.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write the report as JSON too; `-` is standard output, instead of the table.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write what the nodes send each other to this file, as RoCEv2 frames that Wireshark dissects. Slows the
+    /// run down: nothing is left out.
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Say what happens: placement, connections.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ProfileArg {
+    /// Fast registration as kernel drivers have it.
+    Frwr,
+    /// What user space has on ConnectX-4 and later.
+    Mlx5,
+}
+
+/// Does what the command line says.
+pub(crate) fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Run(args) => run_file(&args),
+        Command::Check { files } => check(&files),
+        Command::Config => print(SHIPPED),
+    }
+}
+
+fn run_file(args: &RunArgs) -> ExitCode {
+    let overrides = Overrides {
+        export: args.export.clone(),
+    };
+    let machine = Machine::this();
+    let config = match Config::load_with(&args.file, &overrides, &machine) {
+        Ok(config) => override_jobs(config, args),
+        Err(report) => {
+            eprint!("{}", report.render(io::stderr().is_terminal()));
+            return ExitCode::from(MISTAKES);
+        }
+    };
+    if let Err(error) = outline(&config, &machine) {
+        eprintln!("o2poll: {}: {error}", args.file.display());
+        return ExitCode::from(MISTAKES);
+    }
+    let stop = match on_signals() {
+        Ok(stop) => stop,
+        Err(error) => {
+            eprintln!("o2poll: cannot catch signals: {error}");
+            return ExitCode::from(NOT_STARTED);
+        }
+    };
+    let mut bars = Bars::new(args.verbose);
+    let options = Options {
+        pcap: args.pcap.clone(),
+        ..Options::default()
+    };
+    let outcome = run(&config, &machine, &options, &stop, &mut bars);
+    bars.clear();
+    let report = match outcome {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("o2poll: {error}");
+            return ExitCode::from(match error {
+                Error::Fault { .. } | Error::Died { .. } => BROKEN,
+                _ => NOT_STARTED,
+            });
+        }
+    };
+    if let Err(error) = write(&report, args.json.as_deref()) {
+        eprintln!("o2poll: cannot write the report: {error}");
+        return ExitCode::from(BROKEN);
+    }
+    ExitCode::from(report.verdict.code())
+}
+
+fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
+    for node in &mut config.nodes {
+        if let Some(workload) = &mut node.workload {
+            if let Some(duration) = args.duration {
+                workload.duration = duration;
+            }
+            if let Some(seed) = args.seed {
+                workload.seed = seed;
+            }
+            workload.verify &= !args.no_verify;
+        }
+    }
+    if let (Some(profile), Device::Soft(soft)) = (args.profile, &mut config.device) {
+        soft.profile = match profile {
+            ProfileArg::Frwr => SoftProfile::Frwr,
+            ProfileArg::Mlx5 => SoftProfile::Mlx5,
+        };
+    }
+    config
+}
+
+fn write(report: &Report, json: Option<&Path>) -> io::Result<()> {
+    let text = || {
+        let mut text = serde_json::to_string_pretty(report).map_err(io::Error::other)?;
+        text.push('\n');
+        Ok::<String, io::Error>(text)
+    };
+    let mut out = io::stdout().lock();
+    match json {
+        Some(path) if path == Path::new("-") => return out.write_all(text()?.as_bytes()),
+        Some(path) => fs::write(path, text()?)?,
+        None => {}
+    }
+    write!(out, "{report}")
+}
+
+fn check(files: &[PathBuf]) -> ExitCode {
+    let machine = Machine::this();
+    let mut sound = true;
+    for (path, result) in o2poll_config::check(files) {
+        let outlined = match result {
+            Ok(config) => outline(&config, &machine),
+            Err(report) => {
+                print!("{}", report.render(io::stdout().is_terminal()));
+                sound = false;
+                continue;
+            }
+        };
+        match outlined {
+            Ok(text) => println!("{}: ok: {text}", path.display()),
+            Err(error) => {
+                println!("{}: {error}", path.display());
+                sound = false;
+            }
+        }
+    }
+    if sound {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(MISTAKES)
+    }
+}
+
+fn print(text: &str) -> ExitCode {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::from(BROKEN),
+    }
+}
+
+/// The first signal asks for an early end, the second ends at once.
+fn on_signals() -> io::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        let status = 128 + signal;
+        signal_hook::flag::register_conditional_shutdown(signal, status, Arc::clone(&stop))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop))?;
+    }
+    Ok(stop)
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    parse_duration(text)
+        .filter(|duration| !duration.is_zero())
+        .ok_or_else(|| String::from("write it as 30s, 500ms or 2min"))
+}
+
+/// The documented node file.
+const SHIPPED: &str = include_str!("../../config/loopback.toml");
+
+/// Exit status: a node file has mistakes.
+const MISTAKES: u8 = 1;
+/// Exit status: memory, a core, or a file could not be had.
+const NOT_STARTED: u8 = 3;
+/// Exit status: a transfer, a connection, a device or a thread failed.
+const BROKEN: u8 = 5;
+
+const EXAMPLES: &str = "\
+Examples:
+  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml --export big.iso       copy another file
+  o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
+  o2poll run config/loopback.toml --json report.json
+  o2poll run config/loopback.toml --duration 1s --pcap run.pcap
+  o2poll check config/*.toml
+  o2poll config > my.toml";
+
+const STATUS: &str = "\
+Examples:
+  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml --export big.iso       copy another file
+  o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
+  o2poll run config/loopback.toml --json report.json
+  o2poll check config/*.toml
+  o2poll config > my.toml
+
+Exit status:
+  0    every digest and comparison was right, no key was alive and nothing was left at the end
+  1    a node file has mistakes; nothing was started
+  2    the command line cannot be understood
+  3    it could not start: memory, a core, a file
+  4    bytes were not what they must be
+  5    a transfer, a connection, a device or a thread failed
+  6    a key was alive, something was not given back, or a polling core allocated
+  7    interrupted before a copy had been compared
+  130  interrupted twice (143 by SIGTERM)";

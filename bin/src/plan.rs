@@ -1,0 +1,363 @@
+//! What a node file asks for, in numbers: how many of everything, and what the device can hold of it.
+
+use o2poll_config as config;
+use o2poll_config::{Config, Content, Device, Machine, Placement, SoftProfile};
+use o2poll_dataplane::memory::MESSAGE_BYTES;
+use o2poll_dataplane::poller::{Shape, Sizes};
+use o2poll_dataplane::wire::Nid;
+use o2poll_soft::{self as soft, Profile};
+
+use crate::Error;
+
+/// A node file in numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Which core polls for which nodes.
+    pub(crate) placement: Placement,
+    /// The software device.
+    pub(crate) profile: Profile,
+    /// What every node holds, its entries aside.
+    pub(crate) shape: Shape,
+    /// What was made smaller than asked for, as sentences.
+    pub(crate) notes: Vec<String>,
+}
+
+impl Plan {
+    /// Works it out.
+    ///
+    /// # Errors
+    /// What cannot be done on this device, or not by this program.
+    pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, Error> {
+        let placement = config.placement(machine);
+        one_core_each(config, &placement)?;
+        one_writer_each(config)?;
+        let profile = profile(config)?;
+        let tunables = &config.tunables;
+        let wanted = Shape {
+            connections: connections(config.nodes.len()),
+            queue_depth: tunables.peer_credits.into(),
+            writes_at_once: u16::from(tunables.concurrent_writes).min(MOST_WRITES),
+            waiting: waiting(config),
+            windows: 0,
+            entries: 0,
+        };
+        let mut notes = Vec::new();
+        let mut shape = fit(wanted, &profile).ok_or_else(|| Error::SmallDevice {
+            send_wr: profile.capabilities.max_send_wr,
+            cqe: profile.capabilities.max_cqe,
+        })?;
+        if shape != wanted {
+            notes.push(format!(
+                "the device has room for {} send work requests and {} completions: peer_credits is {} instead of \
+                 {}, concurrent_writes {} instead of {}",
+                profile.capabilities.max_send_wr,
+                profile.capabilities.max_cqe,
+                shape.queue_depth,
+                wanted.queue_depth,
+                shape.writes_at_once,
+                wanted.writes_at_once,
+            ));
+        }
+        let Device::Soft(device) = &config.device else {
+            return Err(Error::UnknownDevice);
+        };
+        // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
+        let windows = 2 * shape.connections * usize::from(shape.queue_depth);
+        let most = device.windows.unwrap_or(u32::MAX);
+        let most =
+            usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
+        if windows > most {
+            notes.push(format!(
+                "the device has {most} windows where {windows} could be in use at a time: some transfers will wait \
+                 for one"
+            ));
+        }
+        shape.windows = windows.min(most);
+        Ok(Self {
+            placement,
+            profile,
+            shape,
+            notes,
+        })
+    }
+
+    /// What one node holds.
+    pub(crate) fn of(&self, node: &config::Node, application: &[usize]) -> Result<Needs, Error> {
+        let pieces: usize = node
+            .exports
+            .iter()
+            .map(|export| export.pieces().count())
+            .sum();
+        let shape = Shape {
+            entries: pieces + SPARE_ENTRIES,
+            ..self.shape
+        };
+        let sizes = shape.sizes();
+        let ranges = 1 + pieces + application.len() + 1;
+        let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        let limits = soft::Limits {
+            queue_pairs: narrow(sizes.connections),
+            send_wr: sizes.send_wr,
+            recv_wr: sizes.recv_wr,
+            windows: narrow(sizes.regions),
+            memories: narrow(ranges),
+            cqe: sizes.cqe,
+        };
+        let device = limits.sizes(&self.profile).ok_or(Error::SmallDevice {
+            send_wr: self.profile.capabilities.max_send_wr,
+            cqe: self.profile.capabilities.max_cqe,
+        })?;
+        let exported = node
+            .exports
+            .iter()
+            .filter(|export| matches!(export.content, Content::Memory))
+            .flat_map(config::Export::pieces)
+            .map(|piece| piece.length as usize);
+        let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
+        let bytes = core::iter::once(messages)
+            .chain(exported)
+            .chain(application.iter().copied())
+            .fold(0_usize, |sum, bytes| {
+                sum.saturating_add(bytes.saturating_add(PAGE))
+            });
+        Ok(Needs {
+            shape,
+            sizes,
+            limits,
+            device,
+            messages,
+            bytes,
+        })
+    }
+}
+
+/// How much of everything one node needs.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Needs {
+    pub(crate) shape: Shape,
+    pub(crate) sizes: Sizes,
+    pub(crate) limits: soft::Limits,
+    pub(crate) device: soft::Sizes,
+    /// Bytes of message buffers.
+    pub(crate) messages: usize,
+    /// Bytes of its arena, exported files aside.
+    pub(crate) bytes: usize,
+}
+
+/// The largest shape of `wanted`'s kind whose queues the device can hold. Depth is worth more than
+/// WRITEs at a time.
+fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
+    let capabilities = &profile.capabilities;
+    (1..=wanted.queue_depth).rev().find_map(|queue_depth| {
+        (1..=wanted.writes_at_once)
+            .rev()
+            .map(|writes_at_once| Shape {
+                queue_depth,
+                writes_at_once,
+                ..wanted
+            })
+            .find(|shape| {
+                let sizes = shape.sizes();
+                sizes.send_wr <= capabilities.max_send_wr
+                    && sizes.recv_wr <= capabilities.max_recv_wr
+                    && sizes.cqe <= capabilities.max_cqe
+            })
+    })
+}
+
+fn profile(config: &Config) -> Result<Profile, Error> {
+    let Device::Soft(device) = &config.device else {
+        return Err(Error::UnknownDevice);
+    };
+    let mut profile = match device.profile {
+        SoftProfile::Frwr => Profile::frwr(),
+        SoftProfile::Mlx5 => Profile::mlx5(),
+        _ => return Err(Error::UnknownDevice),
+    };
+    let capabilities = &mut profile.capabilities;
+    for (limit, given) in [
+        (&mut capabilities.max_fragments, device.max_fragments),
+        (&mut capabilities.max_sge, device.max_sge),
+        (&mut capabilities.max_send_wr, device.max_send_wr),
+        (&mut capabilities.max_cqe, device.max_cqe),
+        (&mut capabilities.max_windows, device.windows),
+    ] {
+        if let Some(given) = given {
+            *limit = given;
+        }
+    }
+    Ok(profile)
+}
+
+/// One connection in each direction with every other node.
+const fn connections(nodes: usize) -> usize {
+    let others = nodes.saturating_sub(1);
+    if others == 0 { 1 } else { 2 * others }
+}
+
+/// Transfers of an application that may wait for their turn.
+fn waiting(config: &Config) -> usize {
+    let jobs = config.nodes.iter().flat_map(|node| {
+        let copy = node.copy.as_ref().map(|job| job.in_flight);
+        let workload = node.workload.as_ref().map(|job| job.in_flight);
+        [copy, workload]
+    });
+    let most = jobs.flatten().max().unwrap_or(0);
+    usize::try_from(most).unwrap_or(0).max(64)
+}
+
+/// A node's memory belongs to the core that polls for it, so there is one.
+fn one_core_each(config: &Config, placement: &Placement) -> Result<(), Error> {
+    for (index, node) in config.nodes.iter().enumerate() {
+        let cores: Vec<usize> = placement
+            .threads
+            .iter()
+            .filter(|thread| thread.nodes.contains(&index))
+            .map(|thread| thread.core)
+            .collect();
+        if cores.len() > 1 {
+            return Err(Error::SeveralCores {
+                node: node.nid,
+                cores,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Two nodes that write to one export would each find what the other has written.
+fn one_writer_each(config: &Config) -> Result<(), Error> {
+    let mut writers: Vec<(config::ExportRef, Nid)> = Vec::new();
+    for node in &config.nodes {
+        let copy = node.copy.as_ref().map(|job| job.into);
+        let workload = node.workload.as_ref().map(|job| job.region);
+        for at in [copy, workload].into_iter().flatten() {
+            match writers.iter().find(|(other, _)| *other == at) {
+                Some((_, first)) if *first != node.nid => {
+                    return Err(Error::TwoWriters {
+                        first: *first,
+                        second: node.nid,
+                        export: config
+                            .export(at)
+                            .map_or_else(String::new, |export| export.name.clone()),
+                    });
+                }
+                Some(_) => {}
+                None => writers.push((at, node.nid)),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The data plane's limit of [`Shape::writes_at_once`].
+const MOST_WRITES: u16 = 16;
+/// Entries that an application may attach itself.
+const SPARE_ENTRIES: usize = 16;
+/// Ranges of an arena begin at a page.
+const PAGE: usize = 4096;
+
+#[cfg(test)]
+mod tests {
+    use super::{Plan, fit};
+    use crate::Error;
+    use o2poll_config::{Config, Machine};
+    use o2poll_dataplane::poller::Shape;
+    use o2poll_soft::Profile;
+    use std::io;
+    use std::path::Path;
+
+    fn machine() -> Machine<'static> {
+        Machine {
+            allowed_cores: vec![0, 1],
+            present_cores: 2,
+            parallelism: 2,
+            file_size: &|_| Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    fn plan(text: &str) -> Result<Plan, Error> {
+        let machine = machine();
+        let config = Config::parse(text, Path::new("x.toml"), &machine)
+            .unwrap_or_else(|report| panic!("{report}"));
+        Plan::new(&config, &machine)
+    }
+
+    fn nodes(device: &str, first: &str) -> String {
+        format!(
+            "[device]\nsoft = {{ {device} }}\n[[node]]\nnid = \"10.0.0.1@o2ib\"\n{first}\n\
+             [[node]]\nnid = \"10.0.0.2@o2ib\"\n"
+        )
+    }
+
+    #[test]
+    fn each_transfer_of_either_side_can_have_a_window() {
+        let plan = plan(&nodes("", "")).unwrap();
+        assert_eq!(plan.shape.connections, 2);
+        assert_eq!(plan.shape.windows, 2 * 2 * 8);
+        assert!(plan.notes.is_empty());
+    }
+
+    #[test]
+    fn a_small_device_lowers_the_depth_and_says_so() {
+        let plan = plan(&nodes("max_send_wr = 40", "")).unwrap();
+        assert!(plan.shape.send_wr() <= 40);
+        assert!(plan.shape.queue_depth < 8);
+        assert!(
+            plan.notes[0].contains("peer_credits is"),
+            "{:?}",
+            plan.notes
+        );
+    }
+
+    #[test]
+    fn few_windows_are_used_and_it_is_said() {
+        let plan = plan(&nodes("windows = 3", "")).unwrap();
+        assert_eq!(plan.shape.windows, 3);
+        assert!(plan.notes[0].contains("3 windows"), "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn a_device_that_holds_no_transfer_fits_nothing() {
+        let mut profile = Profile::frwr();
+        let wanted = Shape {
+            connections: 1,
+            queue_depth: 8,
+            writes_at_once: 4,
+            waiting: 1,
+            windows: 1,
+            entries: 1,
+        };
+        assert_eq!(fit(wanted, &profile), Some(wanted));
+        profile.capabilities.max_send_wr = 3;
+        assert_eq!(fit(wanted, &profile), None);
+    }
+
+    #[test]
+    fn several_cores_for_one_node_are_refused_by_name() {
+        let error = plan(&nodes("", "cores = [0, 1]")).unwrap_err();
+        assert!(matches!(error, Error::SeveralCores { .. }));
+        assert!(error.to_string().contains("10.0.0.1@o2ib"), "{error}");
+    }
+
+    #[test]
+    fn two_nodes_may_not_write_to_one_export() {
+        let job = |last: u8| {
+            format!(
+                "[[node]]\nnid = \"10.0.0.{last}@o2ib\"\n[node.workload]\npeer = \"10.0.0.1@o2ib\"\n\
+                 region = \"r\"\nsizes = [\"4 KiB\"]\n"
+            )
+        };
+        let text = format!(
+            "[device]\nsoft = {{}}\n[[node]]\nnid = \"10.0.0.1@o2ib\"\n[[node.export]]\nname = \"r\"\nportal = 9\n\
+             match_bits = 0x1\nsize = \"1 MiB\"\nwritable = true\n{}{}",
+            job(2),
+            job(3)
+        );
+        let error = plan(&text).unwrap_err();
+        assert!(
+            matches!(&error, Error::TwoWriters { export, .. } if export == "r"),
+            "{error}"
+        );
+    }
+}

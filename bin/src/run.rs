@@ -1,0 +1,205 @@
+//! Runs the jobs of a node file, from its start to the report.
+
+use core::sync::atomic::{AtomicBool, Ordering};
+use core::time::Duration;
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::Path;
+use std::sync::Arc;
+
+use o2poll_config::{Config, Machine};
+use o2poll_dataplane::counters::Counters;
+use o2poll_dataplane::wire::Nid;
+use sha2::{Digest as _, Sha256};
+
+use crate::capture::Summary;
+use crate::control::{Control, Options};
+use crate::copy::Hash;
+use crate::job::{Job, Progress, peers};
+use crate::plan::Plan;
+use crate::report::{Report, Scene};
+use crate::{Application as _, Error};
+
+/// Who watches a run.
+pub trait Watcher {
+    /// Something worth a line: what was not granted, a connection that came or went.
+    fn line(&mut self, text: &str, important: bool);
+
+    /// Called every few milliseconds while jobs run.
+    fn look(&mut self, nodes: &[(Nid, Arc<Progress>)]);
+}
+
+/// Runs every job of a node file. When `stop` becomes true, jobs come to an early end.
+///
+/// # Errors
+/// Why it could not start, or why there is nothing to report.
+pub fn run(
+    config: &Config,
+    machine: &Machine<'_>,
+    options: &Options,
+    stop: &AtomicBool,
+    watcher: &mut dyn Watcher,
+) -> Result<Report, Error> {
+    let hashes = hashes(config)?;
+    let mut progress: Vec<(Nid, Arc<Progress>)> = Vec::new();
+    let mut control = Control::start(config, machine, options, |index, clock, counters| {
+        let expected = hashes.get(index).copied().flatten();
+        let job = Job::new(config, index, expected, clock.hertz(), counters)?;
+        if let Some(node) = config.nodes.get(index) {
+            progress.push((node.nid, job.progress()));
+        }
+        Ok(Some(job))
+    })?;
+    for note in control.notes() {
+        watcher.line(note, true);
+    }
+    watcher.line(control.placement(), false);
+    let scene = Scene {
+        placement: control.placement().to_owned(),
+        idle: control.idle(),
+        clock: control.clock(),
+    };
+    let mut failures = Vec::new();
+    let dials = config
+        .nodes
+        .iter()
+        .flat_map(|node| peers(node).into_iter().map(|peer| (node.nid, peer)));
+    for (node, peer) in dials {
+        if let Err(error) = control.connect(node, peer, DIAL) {
+            failures.push(error.to_string());
+            break;
+        }
+    }
+    let mut finishing = !failures.is_empty();
+    if finishing {
+        control.finish();
+    }
+    while !progress.iter().all(|(_, progress)| progress.is_over()) {
+        // Relaxed: it carries nothing but itself.
+        if !finishing && stop.load(Ordering::Relaxed) {
+            finishing = true;
+            control.finish();
+        }
+        match control.turn() {
+            Ok(()) => {}
+            // Its transfers fail, and the jobs come to an end by that.
+            Err(error @ Error::Lost { .. }) => failures.push(error.to_string()),
+            Err(error) => return Err(error),
+        }
+        for line in control.log() {
+            watcher.line(&line, false);
+        }
+        watcher.look(&progress);
+        std::thread::sleep(NAP);
+    }
+    watcher.look(&progress);
+    let finished = control.stop(STOP)?;
+    if let Some(Summary { lost: 1.., .. }) = finished.capture {
+        failures.push(String::from("the capture is not complete"));
+    }
+    Ok(Report::new(config, &scene, &finished, failures))
+}
+
+/// What a run of this file would do, in a line; or why it would refuse to.
+///
+/// # Errors
+/// What `run` would say.
+pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, Error> {
+    let plan = Plan::new(config, machine)?;
+    let counters: Vec<&'static Counters> = config
+        .nodes
+        .iter()
+        .map(|_| &*Box::leak(Box::new(Counters::new())))
+        .collect();
+    let mut parts = vec![plan.placement.sentence.trim_end_matches('.').to_owned()];
+    let mut memory = Vec::new();
+    let mut jobs = Vec::new();
+    for (index, node) in config.nodes.iter().enumerate() {
+        let job = Job::new(config, index, Some(Hash::default()), 1, &counters)?;
+        let needs = plan.of(node, &job.memory())?;
+        let files: u64 = node
+            .exports
+            .iter()
+            .filter(|export| export.file().is_some())
+            .map(|export| export.length)
+            .sum();
+        let bytes = needs
+            .bytes
+            .saturating_add(usize::try_from(files).unwrap_or(usize::MAX));
+        memory.push(format!("{} of memory for {}", mebibytes(bytes), node.nid));
+        if let Some(copy) = &node.copy {
+            let name = config.export(copy.file).map_or("", |export| &export.name);
+            jobs.push(format!("{} copies `{name}` of {}", node.nid, copy.peer));
+        }
+        if let Some(workload) = &node.workload {
+            let name = config
+                .export(workload.region)
+                .map_or("", |export| &export.name);
+            jobs.push(format!(
+                "{} works on `{name}` of {} for {:?}",
+                node.nid, workload.peer, workload.duration
+            ));
+        }
+    }
+    parts.push(memory.join(", "));
+    parts.extend(jobs);
+    parts.extend(plan.notes);
+    Ok(parts.join("; "))
+}
+
+/// The SHA-256 of each node's file to copy, read from the disk: not from memory that anybody has moved.
+fn hashes(config: &Config) -> Result<Vec<Option<Hash>>, Error> {
+    let of = |node: &o2poll_config::Node| {
+        let export = config.export(node.copy.as_ref()?.file)?;
+        let path = export.file()?;
+        Some(hash(path).map_err(|source| Error::File {
+            path: path.to_owned(),
+            source,
+        }))
+    };
+    config
+        .nodes
+        .iter()
+        .map(|node| of(node).transpose())
+        .collect()
+}
+
+fn hash(path: &Path) -> io::Result<Hash> {
+    let mut file = File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let read = file.read(&mut buffer)?;
+        match buffer.get(..read) {
+            Some(bytes) if !bytes.is_empty() => hasher.update(bytes),
+            _ => return Ok(hasher.finalize().into()),
+        }
+    }
+}
+
+fn mebibytes(bytes: usize) -> String {
+    format!("{} MiB", bytes.div_ceil(1 << 20))
+}
+
+/// The control thread's sleep while jobs run: long, since it takes a core from a poller when it wakes.
+const NAP: Duration = Duration::from_millis(20);
+/// For a connection within one process.
+const DIAL: Duration = Duration::from_secs(20);
+/// For everything to come to its end.
+const STOP: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::hash;
+
+    #[test]
+    fn a_file_is_hashed_whole() {
+        let path = std::env::temp_dir().join(format!("o2poll-hash-{}", std::process::id()));
+        std::fs::write(&path, b"abc").unwrap();
+        let found = hash(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        // FIPS 180-2, appendix B.1.
+        assert_eq!(found[..4], [0xba, 0x78, 0x16, 0xbf]);
+        assert_eq!(found[28..], [0xf2, 0x00, 0x15, 0xad]);
+    }
+}
