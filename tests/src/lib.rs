@@ -12,6 +12,7 @@ pub mod node;
 pub mod plot;
 pub mod raw_peer;
 pub mod tap;
+pub mod wireshark;
 pub mod world;
 
 pub use arena::Arena;
@@ -20,4 +21,4 @@ pub use lab::Lab;
 pub use node::{Device, Node};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
-pub use world::{NAMES, Setup, World};
+pub use world::{NAMES, STAMPS, Setup, World};

@@ -5,8 +5,8 @@ use core::ops::{Deref, DerefMut};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote, SendWr,
-    Sge, WrId,
+    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote,
+    SendWr, Sge, WrId,
 };
 use o2poll_dataplane::wire::{Body, Message};
 

@@ -234,7 +234,11 @@ fn the_event_waits_until_the_invalidate_is_done_and_not_only_posted() {
         }
         assert_eq!(lab.node.arena.peek(out.address, 10), b"late bytes");
         lab.frozen[0] = false;
-        let event = if way == Way::Put { lab.event() } else { event_of(&mut lab, TOKEN) };
+        let event = if way == Way::Put {
+            lab.event()
+        } else {
+            event_of(&mut lab, TOKEN)
+        };
         assert_eq!(told(event), Ok(12));
         assert_eq!(lab.node.counters.keys_alive.get(), 0);
         refuses(&mut lab, &out);

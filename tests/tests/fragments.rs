@@ -4,9 +4,7 @@
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};
 use o2poll_dataplane::nic::Status;
 use o2poll_dataplane::poller::Reason;
-use o2poll_dataplane::wire::{
-    Body, ByteOrder, Checksum, Descriptor, Done, Encoding, Fragment,
-};
+use o2poll_dataplane::wire::{Body, ByteOrder, Checksum, Descriptor, Done, Encoding, Fragment};
 use o2poll_soft::Profile;
 use o2poll_tests::{Lab, Setup, World};
 
@@ -53,7 +51,10 @@ fn shapes(length: u32) -> Vec<(&'static str, Vec<u32>)> {
 fn fill(lab: &mut Lab, put: bool, length: u32, sink: &[Fragment]) -> i32 {
     let key = lab.peers[0].key();
     if put {
-        let source = lab.node.arena.list(&[length / 3, length - length / 3], 5, 3);
+        let source = lab
+            .node
+            .arena
+            .list(&[length / 3, length - length / 3], 5, 3);
         source.write_at(0, &bytes(length));
         let request = World::request(lab.connection(0), 1, 7, 0, PUT, source);
         lab.node.submit(request);

@@ -79,8 +79,7 @@ impl Bench {
     fn start(&mut self, operation: Operation, bits: u64, offset: u32, length: u32) {
         let memory = self.memory(1, length);
         memory.write_at(0, &noise(length, 5));
-        let request =
-            World::request(self.connection[1], 1, bits, offset, operation, memory);
+        let request = World::request(self.connection[1], 1, bits, offset, operation, memory);
         self.world.nodes[1].submit(request);
     }
 
@@ -229,7 +228,10 @@ fn too_long_is_cut_with_truncate_and_matches_nothing_without() {
                     for (at, byte) in expected.iter_mut().enumerate().take(cut as usize) {
                         *byte = from[at + offset as usize];
                     }
-                    assert!(bytes_of(memory) == expected, "{what}: nothing behind the cut");
+                    assert!(
+                        bytes_of(memory) == expected,
+                        "{what}: nothing behind the cut"
+                    );
                 }
                 bench.end();
             }
@@ -240,7 +242,10 @@ fn too_long_is_cut_with_truncate_and_matches_nothing_without() {
     bench.attach(1, 1, 0, BOTH, memory);
     assert_eq!(bench.transfer(PUT_ACK, 1, 0, 9000), Ok(0));
     assert_eq!(bench.transfer(PUT_ACK, 1, 5000, 4000), Ok(0));
-    assert_eq!(bench.transfer(GET, 1, u32::MAX, 9000), Err(Error::Peer(-61)));
+    assert_eq!(
+        bench.transfer(GET, 1, u32::MAX, 9000),
+        Err(Error::Peer(-61))
+    );
     assert_eq!(bench.transfer(PUT_ACK, 1, 4999, 4000), Ok(4000));
     bench.end();
 }
@@ -356,14 +361,18 @@ fn nothing_at_all_is_moved_on_every_path() {
     let memory = bench.memory(0, 10);
     bench.attach(2, 2, 0, options | EntryOptions::TRUNCATE, memory);
     for operation in ALL {
-        for (bits, offset, length) in [(1, 0, 0), (2, 0, 0), (2, 10, 0), (2, 99, 0), (2, 10, 9000)] {
+        for (bits, offset, length) in [(1, 0, 0), (2, 0, 0), (2, 10, 0), (2, 99, 0), (2, 10, 9000)]
+        {
             assert_eq!(
                 bench.transfer(operation, bits, offset, length),
                 Ok(0),
                 "{operation:?} {bits} {offset} {length}"
             );
             let landed = bench.landed();
-            assert_eq!((landed.operation, landed.outcome), (incoming(operation), Ok(0)));
+            assert_eq!(
+                (landed.operation, landed.outcome),
+                (incoming(operation), Ok(0))
+            );
         }
     }
     // Not a byte by RDMA, and no key for it.
@@ -393,7 +402,10 @@ fn each_path_sends_its_own_messages() {
         bench.world.rest();
         for (of, kinds) in [(1, theirs), (0, ours)] {
             let sent = bench.world.nodes[of].poller.nic().last().sent;
-            let sent: Vec<_> = sent.into_iter().filter(|(kind, _)| *kind != "NOOP").collect();
+            let sent: Vec<_> = sent
+                .into_iter()
+                .filter(|(kind, _)| *kind != "NOOP")
+                .collect();
             let mut expected: Vec<_> = kinds.split_whitespace().map(|kind| (kind, 1)).collect();
             expected.sort_unstable();
             assert_eq!(sent, expected, "{operation:?} of {length}");
@@ -591,11 +603,10 @@ fn a_cancel_in_every_phase_ends_with_one_event_and_leaves_the_connection_whole()
                 let memory = bench.memory(0, 9000);
                 let options = BOTH | EntryOptions::TRUNCATE;
                 bench.attach(1, 1, 0, options, memory);
-                let memory = bench.world.nodes[1].arena.list(
-                    &vec![900; length as usize / 900],
-                    8,
-                    0,
-                );
+                let memory =
+                    bench.world.nodes[1]
+                        .arena
+                        .list(&vec![900; length as usize / 900], 8, 0);
                 let length = u32::try_from(memory.length()).unwrap();
                 let request = World::request(bench.connection[1], 1, 1, 0, operation, memory);
                 bench.world.nodes[1].submit(request);

@@ -124,8 +124,8 @@ fn page_lists_refuse_gaps_by_name_and_leak_nothing() {
     ] {
         let arena = &mut world.nodes[0].arena;
         let (sink, _) = o2poll_tests::Plot::new(arena, 9000, far);
-        let options =
-            o2poll_dataplane::endpoint::EntryOptions::PUT | o2poll_dataplane::endpoint::EntryOptions::GET;
+        let options = o2poll_dataplane::endpoint::EntryOptions::PUT
+            | o2poll_dataplane::endpoint::EntryOptions::GET;
         let entry = world.export(0, 40, options, sink);
         let arena = &mut world.nodes[1].arena;
         let (memory, plot) = o2poll_tests::Plot::new(arena, 9000, near);

@@ -204,7 +204,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         if state.state == State::Closing {
             // What is flushed may be told before what caused it.
-            if state.why == Some(Reason::Device(Status::Flushed)) && matches!(why, Reason::Device(_)) {
+            if state.why == Some(Reason::Device(Status::Flushed))
+                && matches!(why, Reason::Device(_))
+            {
                 state.why = Some(why);
             }
             return;
