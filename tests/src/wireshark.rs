@@ -32,6 +32,9 @@ impl Field {
         if let Some(digits) = show.strip_prefix("0x") {
             return u64::from_str_radix(digits, 16).ok();
         }
+        if show.contains(':') {
+            return u64::from_str_radix(&show.replace(':', ""), 16).ok();
+        }
         let parts: Vec<_> = show.split('.').map(str::parse::<u8>).collect();
         if let [Ok(a), Ok(b), Ok(c), Ok(d)] = parts[..] {
             return Some(u32::from_be_bytes([a, b, c, d]).into());
