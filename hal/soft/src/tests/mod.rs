@@ -6,4 +6,5 @@ mod laws;
 mod model;
 mod pair;
 mod smoke;
+mod tap;
 mod threads;
