@@ -311,6 +311,7 @@ fn narrow(count: usize) -> u32 {
 const NO_CREDIT: u8 = 0x1f;
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation)]
 mod tests {
     use super::super::{Address, Extension, MTU};
     use super::{Answer, Flow, Part, Verb};

@@ -1,12 +1,20 @@
 //! Engine and device together: the poller over the software device, from the first order to the last.
 
-use o2poll_dataplane::nic::{Burst, Completion, Fault, Nic, Qp, ReceiveQueue, Rejected, SendWr, Sge, WrId};
+use core::sync::atomic::AtomicU64;
+use o2poll_dataplane::nic::{
+    Burst, Completion, Fault, Nic, Qp, ReceiveQueue, Rejected, SendWr, Sge, WrId,
+};
 use o2poll_dataplane::peer::{self, table};
 use o2poll_dataplane::poller::Poller;
 use o2poll_dataplane::transfer;
 use o2poll_dataplane::wire::ping::PingInfo;
 use o2poll_dataplane::wire::{Message, RejectRecord, encode_immediate};
-use o2poll_soft::{Lossy, Passed, Ports, Reader, Soft, Tap, Timer, Window, link, loopback, recorder};
+
+use o2poll_dataplane::ring::{Indices, Slot};
+use o2poll_soft::{
+    Chunk, Lossy, Passed, Ports, Reader, Recorder, Soft, Tap, Timer, Window, link, loopback,
+    recorder,
+};
 
 type Device = Soft<'static, Ports<'static, 'static>>;
 type Weathered = Soft<'static, Lossy<Ports<'static, 'static>>>;
@@ -30,7 +38,7 @@ pub fn keep() {
         Core::leftovers,
         Poller::<'static, Weathered>::poll,
         Poller::<'static, Tapped>::poll,
-        recorder::<'static, Stopped>,
+        record,
         read,
         Device::new,
         Device::register,
@@ -81,6 +89,14 @@ fn receive(device: &mut Device, into: ReceiveQueue, id: WrId, buffer: Sge) -> Re
 fn poll(device: &mut Device, out: &mut Burst) -> Result<Option<Completion>, Fault> {
     device.poll(out)?;
     Ok(out.first().copied())
+}
+
+fn record<'t>(
+    indices: &'t mut Indices,
+    slots: &'t mut [Slot<Chunk>],
+    order: &'t AtomicU64,
+) -> Option<(Recorder<'t, Stopped>, Reader<'t>)> {
+    recorder(indices, slots, order, Stopped(0))
 }
 
 fn read(reader: &mut Reader<'_>) -> (Option<Passed>, usize) {
