@@ -27,6 +27,24 @@ pub trait Application: Send + 'static {
     fn step(&mut self, port: &mut Port, turn: Turn) -> u32;
 }
 
+/// No application: of nodes that are all handed out.
+#[derive(Clone, Copy, Debug)]
+pub enum Nobody {}
+
+impl Application for Nobody {
+    fn begin(&mut self, _: Vec<Range<'static>>) {
+        match *self {}
+    }
+
+    fn notice(&mut self, _: Notice) {
+        match *self {}
+    }
+
+    fn step(&mut self, _: &mut Port, _: Turn) -> u32 {
+        match *self {}
+    }
+}
+
 /// The moment of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {

@@ -206,11 +206,7 @@ impl Capture {
 }
 
 /// Both ends of one node's tap.
-#[must_use]
-pub fn tap(
-    order: &'static AtomicU64,
-    clock: Clock,
-) -> (Recorder<'static, Ticker>, Reader<'static>) {
+fn tap(order: &'static AtomicU64, clock: Clock) -> (Recorder<'static, Ticker>, Reader<'static>) {
     let indices = Box::leak(Box::new(Indices::new()));
     let slots = core::iter::repeat_with(Slot::new)
         .take(RING_BYTES / CHUNK_BYTES)

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use o2poll::{Bars, Error, Options, Report, outline, run};
+use o2poll::{Bars, NodeError, Options, Report, outline, run};
 use o2poll_config::{Config, Device, Machine, Overrides, SoftProfile, parse_duration};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -119,7 +119,7 @@ fn run_file(args: &RunArgs) -> ExitCode {
         Err(error) => {
             eprintln!("o2poll: {error}");
             return ExitCode::from(match error {
-                Error::Fault { .. } | Error::Died { .. } => BROKEN,
+                NodeError::Fault { .. } | NodeError::Died { .. } => BROKEN,
                 _ => NOT_STARTED,
             });
         }
@@ -230,7 +230,7 @@ const BROKEN: u8 = 5;
 
 const EXAMPLES: &str = "\
 Examples:
-  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml                        two nodes, no hardware
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
@@ -240,7 +240,7 @@ Examples:
 
 const STATUS: &str = "\
 Examples:
-  o2poll run config/loopback.toml                        two nodes in one process, no hardware needed
+  o2poll run config/loopback.toml                        two nodes, no hardware
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json

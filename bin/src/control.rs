@@ -25,8 +25,8 @@ use o2poll_hal::cores::Switches;
 use o2poll_hal::count_alloc::Counts;
 use o2poll_soft::{Gauges, QueuePair, Recorder, Window};
 
-use crate::Error;
-use crate::application::{Application, Notice};
+use crate::NodeError;
+use crate::application::{Application, Nobody, Notice};
 use crate::capture::{Capture, Summary, Ticker};
 use crate::fabric::{Dial, Effect, Id, Manager, port, wires};
 use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, ring_of};
@@ -45,7 +45,7 @@ pub struct Control<A: Application> {
     notes: Vec<String>,
     log: Vec<String>,
     /// The first thing that went wrong with a connection.
-    lost: Option<Error>,
+    lost: Option<NodeError>,
     closing: bool,
     capture: Option<Capture>,
 }
@@ -118,6 +118,20 @@ pub struct Options {
     pub pcap: Option<PathBuf>,
 }
 
+impl Control<Nobody> {
+    /// Starts every node of a file; each is handed out by [`node`](Self::node). Jobs of the file are not looked at.
+    ///
+    /// # Errors
+    /// What could not be had. Nothing runs then.
+    pub fn start_nodes(
+        config: &Config,
+        machine: &Machine<'_>,
+        options: &Options,
+    ) -> Result<Self, NodeError> {
+        Self::start(config, machine, options, |_, _, _| Ok(None))
+    }
+}
+
 impl<A: Application> Control<A> {
     /// Starts every node of a file, each with what `applications` gives for its place in the file; it is told the clock,
     /// and the counters of all nodes. A node without an application is handed out by [`node`](Self::node). Returns
@@ -129,8 +143,12 @@ impl<A: Application> Control<A> {
         config: &Config,
         machine: &Machine<'_>,
         options: &Options,
-        mut applications: impl FnMut(usize, &Clock, &[&'static Counters]) -> Result<Option<A>, Error>,
-    ) -> Result<Self, Error> {
+        mut applications: impl FnMut(
+            usize,
+            &Clock,
+            &[&'static Counters],
+        ) -> Result<Option<A>, NodeError>,
+    ) -> Result<Self, NodeError> {
         let plan = Plan::new(config, machine)?;
         let clock = Clock::start();
         let counters: Vec<&'static Counters> = config
@@ -163,7 +181,7 @@ impl<A: Application> Control<A> {
             let counters = counters
                 .get(index)
                 .copied()
-                .ok_or(Error::NoNode(node.nid))?;
+                .ok_or(NodeError::NoNode(node.nid))?;
             // Every life of every node has another stamp, even of two that start in one microsecond.
             let stamp = stamp.wrapping_add(u64::try_from(index).unwrap_or(0));
             locals.push(Local {
@@ -214,12 +232,15 @@ impl<A: Application> Control<A> {
             flags: Arc::new(Flags::default()),
             threads: Vec::new(),
             sides,
-            manager: Manager::new(locals, capture.as_ref().map(Capture::notes)),
+            manager: Manager::new(locals),
             log: Vec::new(),
             lost: None,
             closing: false,
             capture,
         };
+        if let Some(capture) = &control.capture {
+            control.manager.tell(capture.notes());
+        }
         match control.spawn(blueprints) {
             Ok(()) => Ok(control),
             Err(error) => {
@@ -229,7 +250,7 @@ impl<A: Application> Control<A> {
         }
     }
 
-    fn spawn(&mut self, mut blueprints: Vec<Option<Blueprint<A>>>) -> Result<(), Error> {
+    fn spawn(&mut self, mut blueprints: Vec<Option<Blueprint<A>>>) -> Result<(), NodeError> {
         let (told, built) = channel();
         for thread in &self.plan.placement.threads {
             let nodes = thread
@@ -247,14 +268,14 @@ impl<A: Application> Control<A> {
             let built = match built.recv_timeout(START) {
                 Ok(built) => built?,
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(Error::Late {
+                    return Err(NodeError::Late {
                         what: "the memory of a node",
                         after: START,
                     });
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     let core = self.threads.first().map_or(0, |(core, _)| *core);
-                    return Err(Error::Died { core });
+                    return Err(NodeError::Died { core });
                 }
             };
             for note in built.notes {
@@ -326,17 +347,17 @@ impl<A: Application> Control<A> {
         side.node.take()
     }
 
-    /// Connects two nodes, and waits until both ends know.
+    /// Connects two nodes, and waits until the first may submit.
     ///
     /// # Errors
     /// Why not.
-    pub fn connect(&mut self, from: Nid, to: Nid, timeout: Duration) -> Result<Link, Error> {
+    pub fn connect(&mut self, from: Nid, to: Nid, timeout: Duration) -> Result<Link, NodeError> {
         let index = |nid| {
             let found = self.sides.iter().position(|side| side.nid == nid);
-            found.ok_or(Error::NoNode(nid))
+            found.ok_or(NodeError::NoNode(nid))
         };
         let (near, far) = (index(from)?, index(to)?);
-        let failed = |why: String| Error::Dial { from, to, why };
+        let failed = |why: String| NodeError::Dial { from, to, why };
         if near == far {
             return Err(failed(String::from("a node does not connect to itself")));
         }
@@ -364,16 +385,16 @@ impl<A: Application> Control<A> {
     ///
     /// # Errors
     /// When none comes in time, or something broke.
-    pub fn wait(&mut self, nid: Nid, timeout: Duration) -> Result<Event<'static>, Error> {
+    pub fn wait(&mut self, nid: Nid, timeout: Duration) -> Result<Event<'static>, NodeError> {
         let give_up = Instant::now() + timeout;
         loop {
             self.turn()?;
-            let node = self.node(nid).ok_or(Error::NoNode(nid))?;
+            let node = self.node(nid).ok_or(NodeError::NoNode(nid))?;
             if let Some(event) = node.event() {
                 return Ok(event);
             }
             if Instant::now() >= give_up {
-                return Err(Error::Late {
+                return Err(NodeError::Late {
                     what: "an event",
                     after: timeout,
                 });
@@ -393,7 +414,7 @@ impl<A: Application> Control<A> {
     ///
     /// # Errors
     /// A device or a thread that failed, or a connection that ended unasked.
-    pub fn turn(&mut self) -> Result<(), Error> {
+    pub fn turn(&mut self) -> Result<(), NodeError> {
         self.serve();
         if let Some(error) = self.lost.take() {
             return Err(error);
@@ -432,18 +453,16 @@ impl<A: Application> Control<A> {
                 side.connections.insert(connection, token);
                 self.manager.ready(token, connection);
             }
-            Report::Refused { qp, token } => {
-                // A software queue pair has nothing in a kernel: dropping it destroys it.
-                drop(qp);
+            // A software queue pair or window is nothing but a value: letting go of it destroys it.
+            Report::Refused { qp: _, token } => {
                 self.manager.no_room(token);
             }
             Report::Gone {
                 connection,
-                qp,
+                qp: _,
                 token,
                 why,
             } => {
-                drop(qp);
                 side.connections.remove(&connection);
                 side.notice(Notice::Gone { connection });
                 let ends = self.manager.nodes_of(token);
@@ -453,7 +472,7 @@ impl<A: Application> Control<A> {
                         "{node}: the connection with {peer} has ended: {why}"
                     ));
                     if unasked && !self.closing && self.lost.is_none() {
-                        self.lost = Some(Error::Lost {
+                        self.lost = Some(NodeError::Lost {
                             node,
                             peer,
                             why: why.to_string(),
@@ -461,16 +480,15 @@ impl<A: Application> Control<A> {
                     }
                 }
             }
-            Report::Broken { window, of } => {
+            Report::Broken { window: _, of } => {
                 // Its key may be alive: it is not used again, and another takes its place (R7).
-                drop(window);
                 side.rebuilt = side.rebuilt.saturating_add(1);
                 side.order(Order::Window {
                     window: Window::new(PROTECTION_DOMAIN),
                     of,
                 });
             }
-            Report::Retired { window } => drop(window),
+            Report::Retired { window: _ } => {}
             Report::Stopped(leftovers) => side.stopped = Some(leftovers),
         }
     }
@@ -531,7 +549,7 @@ impl<A: Application> Control<A> {
     ///
     /// # Errors
     /// A device or a thread that failed. What does not end within `timeout` is told in the result instead.
-    pub fn stop(mut self, timeout: Duration) -> Result<Finished<A>, Error> {
+    pub fn stop(mut self, timeout: Duration) -> Result<Finished<A>, NodeError> {
         self.closing = true;
         let give_up = Instant::now() + timeout;
         for side in &mut self.sides {
@@ -562,9 +580,9 @@ impl<A: Application> Control<A> {
             .collect();
         let mut threads = Vec::new();
         for (core, ended) in self.join() {
-            let ended = ended.ok_or(Error::Died { core })?;
+            let ended = ended.ok_or(NodeError::Died { core })?;
             if let Some((node, fault)) = ended.fault {
-                return Err(Error::Fault { node, fault });
+                return Err(NodeError::Fault { node, fault });
             }
             threads.push(FinishedThread {
                 core: ended.core,
@@ -597,10 +615,10 @@ impl<A: Application> Control<A> {
     }
 
     /// Ends the capture, once nothing is sent any more.
-    fn end_capture(&mut self) -> Option<Result<Summary, Error>> {
+    fn end_capture(&mut self) -> Option<Result<Summary, NodeError>> {
         self.capture
             .take()
-            .map(|capture| capture.end().map_err(Error::Capture))
+            .map(|capture| capture.end().map_err(NodeError::Capture))
     }
 
     fn join(&mut self) -> Vec<(usize, Option<Ended<A>>)> {
@@ -612,21 +630,19 @@ impl<A: Application> Control<A> {
     }
 
     /// Which thread ended by itself, and why.
-    fn post_mortem(&mut self) -> Error {
-        let ended = self.join();
-        let died = ended
-            .iter()
-            .find(|(_, ended)| ended.is_none())
-            .map(|(core, _)| *core);
-        ended
-            .into_iter()
-            .find_map(|(_, ended)| ended.and_then(|ended| ended.fault))
-            .map_or(
-                Error::Died {
-                    core: died.unwrap_or(0),
-                },
-                |(node, fault)| Error::Fault { node, fault },
-            )
+    fn post_mortem(&mut self) -> NodeError {
+        let mut died = 0;
+        for (core, ended) in self.join() {
+            match ended {
+                Some(Ended {
+                    fault: Some((node, fault)),
+                    ..
+                }) => return NodeError::Fault { node, fault },
+                Some(_) => {}
+                None => died = core,
+            }
+        }
+        NodeError::Died { core: died }
     }
 }
 
@@ -644,13 +660,13 @@ fn capture(
     path: &Path,
     clock: Clock,
     config: &Config,
-) -> Result<(Option<Capture>, Vec<Recorder<'static, Ticker>>), Error> {
+) -> Result<(Option<Capture>, Vec<Recorder<'static, Ticker>>), NodeError> {
     let names: Vec<Nid> = config.nodes.iter().map(|node| node.nid).collect();
     let ports = (0..names.len())
         .map(|node| (0..names.len()).filter(|other| *other != node).collect())
         .collect();
     let (capture, recorders) =
-        Capture::begin(path, clock, &names, ports).map_err(Error::Capture)?;
+        Capture::begin(path, clock, &names, ports).map_err(NodeError::Capture)?;
     Ok((Some(capture), recorders))
 }
 

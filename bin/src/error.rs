@@ -15,7 +15,7 @@ use o2poll_hal::cores::PinError;
 /// Why nodes did not start, or did not go on.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum NodeError {
     /// The node file has mistakes.
     #[error("{0}")]
     Config(Report),

@@ -15,7 +15,7 @@ use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
 use o2poll_dataplane::wire::ping::{self, PingError, PingInfo};
 
-use crate::Error;
+use crate::NodeError;
 use crate::application::{Application, Notice, Port, Turn};
 use crate::copy::{Copy, Hash, Part};
 use crate::workload::Workload;
@@ -137,7 +137,7 @@ impl Job {
         expected: Option<Hash>,
         hertz: u64,
         counters: &[&'static Counters],
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, NodeError> {
         let node = config.nodes.get(index);
         let both = |peer: usize| -> Option<[&'static Counters; 2]> {
             Some([*counters.get(index)?, *counters.get(peer)?])

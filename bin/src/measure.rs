@@ -183,16 +183,18 @@ impl Span {
 
 /// Buckets 0 to 31 are exact; above, each power of two is cut into 32.
 const fn bucket_of(value: u64) -> usize {
+    let shift = (63 - FINE_BITS).saturating_sub(value.leading_zeros());
+    let fine = ((value >> shift) & (FINE - 1)) as usize;
+    // The row below the first power of two that is cut has the exact values.
     if value < FINE {
-        return value as usize & 31;
+        fine
+    } else {
+        (shift as usize + 1) * 32 + fine
     }
-    let power = 63 - value.leading_zeros();
-    let shift = power - FINE_BITS;
-    let fine = (value >> shift) & (FINE - 1);
-    (shift as usize + 1) * 32 + (fine as usize & 31)
 }
 
 /// The largest value of a bucket.
+#[expect(clippy::cast_possible_truncation, reason = "at most 60 rows")]
 const fn upper_end(bucket: usize) -> u64 {
     let (row, fine) = (bucket / 32, (bucket % 32) as u64);
     if row == 0 {

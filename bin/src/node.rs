@@ -18,7 +18,7 @@ use o2poll_hal::arena::{Arena, ArenaError, HugePages, Lock, Note};
 use o2poll_hal::clock::Clock;
 use o2poll_soft::{self as soft, Gauges, Ports, Profile, Recorder, Soft, Tap};
 
-use crate::Error;
+use crate::NodeError;
 use crate::application::{Application, Notice, Port, Turn};
 use crate::capture::Ticker;
 use crate::plan::Needs;
@@ -124,28 +124,28 @@ pub(crate) struct Built {
 
 impl<A: Application> Seat<A> {
     /// Makes a node on the thread that will poll for it, so that its memory is near that core.
-    pub(crate) fn build(plan: Blueprint<A>, clock: &Clock) -> Result<(Self, Built), Error> {
+    pub(crate) fn build(plan: Blueprint<A>, clock: &Clock) -> Result<(Self, Built), NodeError> {
         let nid = plan.node.nid;
         let (huge, lock) = wishes(plan.memory);
         let mut notes = Vec::new();
         let mut keep = |made: Result<(Arena, Vec<Note>), ArenaError>| {
-            let (arena, said) = made.map_err(|source| Error::Arena { node: nid, source })?;
+            let (arena, said) = made.map_err(|source| NodeError::Arena { node: nid, source })?;
             notes.extend(said.into_iter().map(|note| format!("{nid}: {note}")));
-            Ok::<&'static Arena, Error>(Box::leak(Box::new(arena)))
+            Ok::<&'static Arena, NodeError>(Box::leak(Box::new(arena)))
         };
         let arena = keep(Arena::new(plan.needs.bytes, huge, lock))?;
         let mut device = device(&plan.needs, plan.profile, wires(plan.ports, plan.recorder))
-            .ok_or(Error::Device {
+            .ok_or(NodeError::Device {
                 node: nid,
                 what: "its own limits",
             })?;
         let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
             let range = arena
                 .take(bytes, PAGE, LKey::default())
-                .map_err(|source| Error::Take { node: nid, source })?;
+                .map_err(|source| NodeError::Take { node: nid, source })?;
             device
                 .register_range(range, PROTECTION_DOMAIN, rights)
-                .map_err(|_| Error::Device {
+                .map_err(|_| NodeError::Device {
                     node: nid,
                     what: "another memory region",
                 })
@@ -204,7 +204,7 @@ impl<A: Application> Seat<A> {
             shape: plan.needs.shape,
         };
         let mut poller = Poller::new(device, storage, ends, limits, clock.now())
-            .map_err(|source| Error::Storage { node: nid, source })?;
+            .map_err(|source| NodeError::Storage { node: nid, source })?;
         let mut port = Port {
             submissions,
             events,
@@ -294,8 +294,8 @@ fn attach(
     export: &config::Export,
     match_bits: MatchBits,
     range: Range<'static>,
-) -> Result<(), Error> {
-    let refused = |why| Error::Export {
+) -> Result<(), NodeError> {
+    let refused = |why| NodeError::Export {
         node,
         export: export.name.clone(),
         why,
@@ -315,7 +315,7 @@ fn attach(
         .map_err(|_| refused(None))?;
     poller
         .poll(clock.now())
-        .map_err(|fault| Error::Fault { node, fault })?;
+        .map_err(|fault| NodeError::Fault { node, fault })?;
     match port.event() {
         Some(Event::Attached { .. }) => Ok(()),
         Some(Event::Detached { why, .. }) => Err(refused(why)),

@@ -33,29 +33,35 @@ impl Pattern {
     }
 
     const fn word(self, index: u64) -> [u8; 8] {
-        // One multiplication a word: this has to keep up with memory.
-        let x = self.0 ^ index.wrapping_mul(GOLDEN);
-        (x ^ (x >> 29)).to_le_bytes()
+        // Little for a word: this has to keep up with memory.
+        let x = self.0.wrapping_add(index.wrapping_mul(GOLDEN));
+        let x = (x ^ (x >> 32)).wrapping_mul(0xd6e8_feb8_6659_fd93);
+        (x ^ (x >> 32)).to_le_bytes()
     }
 
-    /// Writes the bytes from `offset` on, a multiple of 8.
+    /// Writes the bytes from `offset` on.
     pub(crate) fn fill(self, offset: u64, bytes: &mut [u8]) {
-        let (words, rest) = bytes.as_chunks_mut::<8>();
-        let mut index = offset / 8;
+        let (head, rest, mut index) = self.split(offset, bytes.len());
+        let (first, bytes) = bytes.split_at_mut(rest);
+        for (byte, value) in first.iter_mut().zip(head.into_iter().skip(skew(offset))) {
+            *byte = value;
+        }
+        let (words, last) = bytes.as_chunks_mut::<8>();
         for word in words {
             *word = self.word(index);
             index += 1;
         }
-        for (byte, value) in rest.iter_mut().zip(self.word(index)) {
+        for (byte, value) in last.iter_mut().zip(self.word(index)) {
             *byte = value;
         }
     }
 
-    /// How many of `bytes`, which begin at `offset`, a multiple of 8, are not what they must be.
+    /// How many of `bytes`, which begin at `offset`, are not what they must be.
     pub(crate) fn differences(self, offset: u64, bytes: &[u8]) -> u64 {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let mut index = offset / 8;
-        let mut wrong = 0;
+        let (head, rest, mut index) = self.split(offset, bytes.len());
+        let (first, bytes) = bytes.split_at(rest);
+        let mut wrong = differing(first, head.get(skew(offset)..).unwrap_or_default());
+        let (words, last) = bytes.as_chunks::<8>();
         for word in words {
             let right = self.word(index);
             if *word != right {
@@ -63,8 +69,21 @@ impl Pattern {
             }
             index += 1;
         }
-        wrong + differing(rest, &self.word(index))
+        wrong + differing(last, &self.word(index))
     }
+
+    /// The word that `offset` is in, how many of `length` bytes belong to it if it is not at its start, and the
+    /// index of the first word of the others.
+    fn split(self, offset: u64, length: usize) -> ([u8; 8], usize, u64) {
+        let skew = skew(offset);
+        let rest = if skew == 0 { 0 } else { length.min(8 - skew) };
+        (self.word(offset / 8), rest, offset.div_ceil(8))
+    }
+}
+
+/// Where in its word an offset is.
+const fn skew(offset: u64) -> usize {
+    (offset % 8) as usize
 }
 
 fn differing(found: &[u8], right: &[u8]) -> u64 {
@@ -92,22 +111,28 @@ mod tests {
         let pattern = Pattern::new(1, 2, 3);
         let mut whole = [0; 1003];
         pattern.fill(0, &mut whole);
-        for offset in [0_usize, 8, 504, 1000] {
-            let mut part = vec![0; 1003 - offset];
-            pattern.fill(offset as u64, &mut part);
-            assert_eq!(part, whole[offset..]);
-            assert_eq!(pattern.differences(offset as u64, &whole[offset..]), 0);
+        for offset in (0..40).chain(960..1003_usize) {
+            for length in (0..40).chain([1003 - offset]) {
+                let length = length.min(1003 - offset);
+                let right = &whole[offset..offset + length];
+                let mut part = vec![0; length];
+                pattern.fill(offset as u64, &mut part);
+                assert_eq!(part, right, "{offset} {length}");
+                assert_eq!(pattern.differences(offset as u64, &part), 0);
+            }
         }
     }
 
     #[test]
     fn every_wrong_byte_is_found() {
         let pattern = Pattern::new(1, 2, 3);
-        for at in 0..1003 {
-            let mut bytes = [0; 1003];
-            pattern.fill(0, &mut bytes);
-            bytes[at] ^= 1;
-            assert_eq!(pattern.differences(0, &bytes), 1, "{at}");
+        for offset in [0, 1, 5, 8, 15] {
+            for at in 0..203 {
+                let mut bytes = [0; 203];
+                pattern.fill(offset, &mut bytes);
+                bytes[at] ^= 1;
+                assert_eq!(pattern.differences(offset, &bytes), 1, "{offset} {at}");
+            }
         }
     }
 
@@ -131,7 +156,7 @@ mod tests {
         let mut random = Random::new(1);
         let mut seen = [false; 7];
         for _ in 0..1000 {
-            seen[random.below(7) as usize] = true;
+            seen[usize::try_from(random.below(7)).unwrap()] = true;
         }
         assert_eq!(seen, [true; 7]);
     }

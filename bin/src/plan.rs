@@ -7,7 +7,7 @@ use o2poll_dataplane::poller::{Shape, Sizes};
 use o2poll_dataplane::wire::Nid;
 use o2poll_soft::{self as soft, Profile};
 
-use crate::Error;
+use crate::NodeError;
 
 /// A node file in numbers.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ impl Plan {
     ///
     /// # Errors
     /// What cannot be done on this device, or not by this program.
-    pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, Error> {
+    pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
         one_core_each(config, &placement)?;
         one_writer_each(config)?;
@@ -42,7 +42,7 @@ impl Plan {
             entries: 0,
         };
         let mut notes = Vec::new();
-        let mut shape = fit(wanted, &profile).ok_or_else(|| Error::SmallDevice {
+        let mut shape = fit(wanted, &profile).ok_or(NodeError::SmallDevice {
             send_wr: profile.capabilities.max_send_wr,
             cqe: profile.capabilities.max_cqe,
         })?;
@@ -59,7 +59,7 @@ impl Plan {
             ));
         }
         let Device::Soft(device) = &config.device else {
-            return Err(Error::UnknownDevice);
+            return Err(NodeError::UnknownDevice);
         };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let windows = 2 * shape.connections * usize::from(shape.queue_depth);
@@ -82,7 +82,11 @@ impl Plan {
     }
 
     /// What one node holds.
-    pub(crate) fn of(&self, node: &config::Node, application: &[usize]) -> Result<Needs, Error> {
+    pub(crate) fn of(
+        &self,
+        node: &config::Node,
+        application: &[usize],
+    ) -> Result<Needs, NodeError> {
         let pieces: usize = node
             .exports
             .iter()
@@ -103,7 +107,7 @@ impl Plan {
             memories: narrow(ranges),
             cqe: sizes.cqe,
         };
-        let device = limits.sizes(&self.profile).ok_or(Error::SmallDevice {
+        let device = limits.sizes(&self.profile).ok_or(NodeError::SmallDevice {
             send_wr: self.profile.capabilities.max_send_wr,
             cqe: self.profile.capabilities.max_cqe,
         })?;
@@ -165,14 +169,14 @@ fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
     })
 }
 
-fn profile(config: &Config) -> Result<Profile, Error> {
+fn profile(config: &Config) -> Result<Profile, NodeError> {
     let Device::Soft(device) = &config.device else {
-        return Err(Error::UnknownDevice);
+        return Err(NodeError::UnknownDevice);
     };
     let mut profile = match device.profile {
         SoftProfile::Frwr => Profile::frwr(),
         SoftProfile::Mlx5 => Profile::mlx5(),
-        _ => return Err(Error::UnknownDevice),
+        _ => return Err(NodeError::UnknownDevice),
     };
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
@@ -207,7 +211,7 @@ fn waiting(config: &Config) -> usize {
 }
 
 /// A node's memory belongs to the core that polls for it, so there is one.
-fn one_core_each(config: &Config, placement: &Placement) -> Result<(), Error> {
+fn one_core_each(config: &Config, placement: &Placement) -> Result<(), NodeError> {
     for (index, node) in config.nodes.iter().enumerate() {
         let cores: Vec<usize> = placement
             .threads
@@ -216,7 +220,7 @@ fn one_core_each(config: &Config, placement: &Placement) -> Result<(), Error> {
             .map(|thread| thread.core)
             .collect();
         if cores.len() > 1 {
-            return Err(Error::SeveralCores {
+            return Err(NodeError::SeveralCores {
                 node: node.nid,
                 cores,
             });
@@ -226,7 +230,7 @@ fn one_core_each(config: &Config, placement: &Placement) -> Result<(), Error> {
 }
 
 /// Two nodes that write to one export would each find what the other has written.
-fn one_writer_each(config: &Config) -> Result<(), Error> {
+fn one_writer_each(config: &Config) -> Result<(), NodeError> {
     let mut writers: Vec<(config::ExportRef, Nid)> = Vec::new();
     for node in &config.nodes {
         let copy = node.copy.as_ref().map(|job| job.into);
@@ -234,7 +238,7 @@ fn one_writer_each(config: &Config) -> Result<(), Error> {
         for at in [copy, workload].into_iter().flatten() {
             match writers.iter().find(|(other, _)| *other == at) {
                 Some((_, first)) if *first != node.nid => {
-                    return Err(Error::TwoWriters {
+                    return Err(NodeError::TwoWriters {
                         first: *first,
                         second: node.nid,
                         export: config
@@ -260,7 +264,7 @@ const PAGE: usize = 4096;
 #[cfg(test)]
 mod tests {
     use super::{Plan, fit};
-    use crate::Error;
+    use crate::NodeError;
     use o2poll_config::{Config, Machine};
     use o2poll_dataplane::poller::Shape;
     use o2poll_soft::Profile;
@@ -276,7 +280,7 @@ mod tests {
         }
     }
 
-    fn plan(text: &str) -> Result<Plan, Error> {
+    fn plan(text: &str) -> Result<Plan, NodeError> {
         let machine = machine();
         let config = Config::parse(text, Path::new("x.toml"), &machine)
             .unwrap_or_else(|report| panic!("{report}"));
@@ -336,7 +340,7 @@ mod tests {
     #[test]
     fn several_cores_for_one_node_are_refused_by_name() {
         let error = plan(&nodes("", "cores = [0, 1]")).unwrap_err();
-        assert!(matches!(error, Error::SeveralCores { .. }));
+        assert!(matches!(error, NodeError::SeveralCores { .. }));
         assert!(error.to_string().contains("10.0.0.1@o2ib"), "{error}");
     }
 
@@ -356,7 +360,7 @@ mod tests {
         );
         let error = plan(&text).unwrap_err();
         assert!(
-            matches!(&error, Error::TwoWriters { export, .. } if export == "r"),
+            matches!(&error, NodeError::TwoWriters { export, .. } if export == "r"),
             "{error}"
         );
     }

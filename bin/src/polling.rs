@@ -13,7 +13,7 @@ use o2poll_hal::cores::{self, Switches};
 use o2poll_hal::count_alloc::{Counts, Watch};
 use o2poll_soft::Gauges;
 
-use crate::Error;
+use crate::NodeError;
 use crate::application::Application;
 use crate::node::{Blueprint, Built, Seat};
 
@@ -59,8 +59,8 @@ pub(crate) fn spawn<A: Application>(
     idle: Idle,
     clock: Clock,
     flags: Arc<Flags>,
-    told: Sender<Result<Built, Error>>,
-) -> Result<JoinHandle<Option<Ended<A>>>, Error> {
+    told: Sender<Result<Built, NodeError>>,
+) -> Result<JoinHandle<Option<Ended<A>>>, NodeError> {
     std::thread::Builder::new()
         .name(format!("o2poll-{core}"))
         .spawn(move || {
@@ -76,16 +76,16 @@ pub(crate) fn spawn<A: Application>(
                 }
             }
         })
-        .map_err(|source| Error::Thread { core, source })
+        .map_err(|source| NodeError::Thread { core, source })
 }
 
 fn make<A: Application>(
     core: usize,
     nodes: Vec<Blueprint<A>>,
     clock: &Clock,
-    told: &Sender<Result<Built, Error>>,
-) -> Result<Vec<Seat<A>>, Error> {
-    cores::pin(core).map_err(|source| Error::Pin { core, source })?;
+    told: &Sender<Result<Built, NodeError>>,
+) -> Result<Vec<Seat<A>>, NodeError> {
+    cores::pin(core).map_err(|source| NodeError::Pin { core, source })?;
     let mut seats = Vec::new();
     for plan in nodes {
         let (seat, built) = Seat::build(plan, clock)?;

@@ -14,6 +14,8 @@ use crate::run::Watcher;
 pub struct Bars {
     all: MultiProgress,
     bars: HashMap<Nid, ProgressBar>,
+    /// What each was at when last looked at.
+    stages: HashMap<Nid, &'static str>,
     verbose: bool,
 }
 
@@ -24,6 +26,7 @@ impl Bars {
         Self {
             all: MultiProgress::new(),
             bars: HashMap::new(),
+            stages: HashMap::new(),
             verbose,
         }
     }
@@ -52,12 +55,15 @@ impl Watcher for Bars {
                 }
                 continue;
             }
+            let stage = progress.stage();
+            if self.stages.insert(*nid, stage) != Some(stage) {
+                self.line(&format!("{nid}: {stage}"), false);
+            }
             let bar = self
                 .bars
                 .entry(*nid)
                 .or_insert_with(|| self.all.add(ProgressBar::new(0).with_style(style())));
             let (done, total) = progress.amount();
-            let stage = progress.stage();
             let message = if stage == "workload" {
                 format!("{nid} {stage} {} of {} s", done / 1000, total / 1000)
             } else {

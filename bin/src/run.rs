@@ -18,7 +18,7 @@ use crate::copy::Hash;
 use crate::job::{Job, Progress, peers};
 use crate::plan::Plan;
 use crate::report::{Report, Scene};
-use crate::{Application as _, Error};
+use crate::{Application as _, NodeError};
 
 /// Who watches a run.
 pub trait Watcher {
@@ -39,7 +39,7 @@ pub fn run(
     options: &Options,
     stop: &AtomicBool,
     watcher: &mut dyn Watcher,
-) -> Result<Report, Error> {
+) -> Result<Report, NodeError> {
     let hashes = hashes(config)?;
     let mut progress: Vec<(Nid, Arc<Progress>)> = Vec::new();
     let mut control = Control::start(config, machine, options, |index, clock, counters| {
@@ -83,7 +83,7 @@ pub fn run(
         match control.turn() {
             Ok(()) => {}
             // Its transfers fail, and the jobs come to an end by that.
-            Err(error @ Error::Lost { .. }) => failures.push(error.to_string()),
+            Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
             Err(error) => return Err(error),
         }
         for line in control.log() {
@@ -104,7 +104,7 @@ pub fn run(
 ///
 /// # Errors
 /// What `run` would say.
-pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, Error> {
+pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeError> {
     let plan = Plan::new(config, machine)?;
     let counters: Vec<&'static Counters> = config
         .nodes
@@ -148,11 +148,11 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, Error> 
 }
 
 /// The SHA-256 of each node's file to copy, read from the disk: not from memory that anybody has moved.
-fn hashes(config: &Config) -> Result<Vec<Option<Hash>>, Error> {
+fn hashes(config: &Config) -> Result<Vec<Option<Hash>>, NodeError> {
     let of = |node: &o2poll_config::Node| {
         let export = config.export(node.copy.as_ref()?.file)?;
         let path = export.file()?;
-        Some(hash(path).map_err(|source| Error::File {
+        Some(hash(path).map_err(|source| NodeError::File {
             path: path.to_owned(),
             source,
         }))

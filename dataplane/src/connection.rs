@@ -229,6 +229,9 @@ pub struct Connection<'a> {
     pub(crate) invalidates: Queue,
     /// Incoming messages that wait for a slot of ours.
     pub(crate) held: Queue,
+    /// REPLYs that came as a PUT_REQ and wait for a window or a slot. They never wait behind `held`: the peer
+    /// may need our answer before it can serve what `held` waits for.
+    pub(crate) held_replies: Queue,
     /// Receives to be posted again.
     pub(crate) reposts: Queue,
     /// Transfers of ours that hold a share.
@@ -265,6 +268,7 @@ impl Connection<'_> {
             answers: Queue::new(),
             invalidates: Queue::new(),
             held: Queue::new(),
+            held_replies: Queue::new(),
             reposts: Queue::new(),
             own: 0,
             peers: 0,
@@ -318,6 +322,7 @@ impl Connection<'_> {
             || !self.answers.is_empty()
             || !self.invalidates.is_empty()
             || !self.held.is_empty()
+            || !self.held_replies.is_empty()
             || !self.reposts.is_empty()
             || matches!(self.state, State::Closing)
     }

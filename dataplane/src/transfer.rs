@@ -156,6 +156,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         (P::SentWantsAck, I::Completed) => (P::AwaitAck, Step::Wait),
         (P::SentWantsAck, I::Ack) => (P::Sent, Step::Wait),
+        // It is not waited for any more.
+        (P::SentWantsAck, I::Expired) => (P::Sent, Step::Wait),
 
         (P::AwaitAck, I::Ack | I::Expired) => (P::Settling, Step::Finish),
 
@@ -196,7 +198,6 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         | (P::AskedGet, I::Expired)
         | (P::Data, I::Expired)
         | (P::Sent, I::Expired)
-        | (P::SentWantsAck, I::Expired)
         | (P::Answer, I::Expired)
         | (P::Answered, I::Expired)
         | (P::Invalidate, I::Expired)

@@ -1,8 +1,7 @@
 //! The account of submissions and events: each submission has exactly one event.
 
-use core::cell::RefCell;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use o2poll_dataplane::endpoint::{Error, Event, Submission};
 use o2poll_dataplane::ring::{Consumer, Producer};
@@ -15,19 +14,21 @@ struct Book {
     attached: HashMap<u64, u32>,
     detaching: u32,
     landed: u64,
+    /// Nothing is booked.
+    closed: bool,
 }
 
 /// The application's end of the submission ring; what goes in is booked.
 pub struct Submissions {
     ring: Producer<'static, Submission<'static>>,
-    book: Rc<RefCell<Book>>,
+    book: Arc<Mutex<Book>>,
 }
 
 /// The application's end of the event ring; what comes out is booked, and an event that nothing asked for,
 /// or asked for once and told twice, panics.
 pub struct Events {
     ring: Consumer<'static, Event<'static>>,
-    book: Rc<RefCell<Book>>,
+    book: Arc<Mutex<Book>>,
 }
 
 /// Both ends, on one account.
@@ -36,11 +37,11 @@ pub fn keep(
     submissions: Producer<'static, Submission<'static>>,
     events: Consumer<'static, Event<'static>>,
 ) -> (Submissions, Events) {
-    let book = Rc::new(RefCell::new(Book::default()));
+    let book = Arc::new(Mutex::new(Book::default()));
     (
         Submissions {
             ring: submissions,
-            book: Rc::clone(&book),
+            book: Arc::clone(&book),
         },
         Events { ring: events, book },
     )
@@ -65,7 +66,10 @@ impl Submissions {
             Submission::Cancel { .. } => Due::Nothing,
         };
         self.ring.push(submission)?;
-        let mut book = self.book.borrow_mut();
+        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        if book.closed {
+            return Ok(());
+        }
         match due {
             Due::Transfer(token) => *book.transfers.entry(token).or_default() += 1,
             Due::Attach(token) => *book.attaching.entry(token).or_default() += 1,
@@ -85,7 +89,10 @@ impl Events {
     /// The oldest event.
     pub fn pop(&mut self) -> Option<Event<'static>> {
         let event = self.ring.pop()?;
-        let mut book = self.book.borrow_mut();
+        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        if book.closed {
+            return Some(event);
+        }
         match &event {
             Event::Done { token, .. } => take(&mut book.transfers, token.0, &event),
             Event::Attached { token, .. } => {
@@ -114,15 +121,26 @@ impl Events {
         Some(event)
     }
 
+    /// Keeps no account, and so allocates nothing. To be chosen before anything is submitted.
+    pub fn close(&mut self) {
+        let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        book.closed = true;
+    }
+
     /// Transfers whose event has not come yet.
     #[must_use]
     pub fn due(&self) -> u32 {
-        self.book.borrow().transfers.values().sum()
+        self.book
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .transfers
+            .values()
+            .sum()
     }
 
     /// Panics unless every submission has had its event.
     pub fn audit(&self) {
-        let book = self.book.borrow();
+        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         assert!(book.transfers.is_empty(), "without an event: {book:?}");
         assert!(book.attaching.is_empty(), "without an event: {book:?}");
         assert!(book.attached.is_empty(), "not given back: {book:?}");

@@ -1,7 +1,7 @@
 //! One node under test, and peers that the test drives by hand.
 
 use o2poll_dataplane::endpoint::{
-    Entry, EntryOptions, Event, MatchBits, Operation, Portal, Submission, Token,
+    Entry, EntryOptions, Error, Event, MatchBits, Operation, Portal, Submission, Token,
 };
 use o2poll_dataplane::nic::{Sge, Status};
 use o2poll_dataplane::peer::Terms;
@@ -9,10 +9,11 @@ use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{LapSlot, Returned};
 use o2poll_dataplane::time::{Instant, Ticks};
-use o2poll_dataplane::wire::{Body, Nid, Pid};
+use o2poll_dataplane::wire::{Body, Descriptor, Done, Nid, Pid};
 use o2poll_soft::{Lane, Lossy, Port, Ports, QueuePair, link};
 
-use crate::node::{Node, lend};
+use crate::lend::{lend, lend_all, lend_one};
+use crate::node::Node;
 use crate::raw_peer::{Inbound, RawPeer};
 use crate::{NAMES, Setup, World};
 
@@ -37,13 +38,13 @@ impl Lab {
     #[must_use]
     pub fn new(setup: Setup, peers: u8) -> Self {
         let lane = || Lane {
-            returned: Box::leak(Box::new(Returned::new())),
+            returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
         };
         let (near, far): (Vec<Port<'_>>, Vec<Port<'_>>) = (0..peers)
             .map(|_| link(lane(), lane()).expect("a power of two"))
             .unzip();
-        let wire = Lossy::new(Ports::new(near.leak()), setup.weather, setup.seed);
+        let wire = Lossy::new(Ports::new(lend_all(near)), setup.weather, setup.seed);
         let now = Instant(1);
         let limits = Limits {
             nid: NAMES[0],
@@ -58,7 +59,7 @@ impl Lab {
         let peers: Vec<_> = (1_u8..)
             .zip(far)
             .map(|(number, port)| {
-                let ports = Ports::new(Box::leak(Box::new([port])));
+                let ports = Ports::new(lend_all(vec![port]));
                 RawPeer::new(
                     setup.profile,
                     Nid::o2ib([10, 0, 0, 1 + number], 0),
@@ -143,6 +144,7 @@ impl Lab {
         let (ours, theirs) = (self.numbers, self.numbers + 1);
         let port = u16::try_from(peer).expect("few peers");
         self.peers[peer].open(theirs, ours, terms.queue_depth);
+        self.node.poller.nic().set_depth(terms.queue_depth);
         self.node.order(Order::Adopt {
             qp: QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr),
             terms,
@@ -248,11 +250,59 @@ impl Lab {
     /// A bulk or small GET or PUT of the node to portal 5 of a peer.
     pub fn ask(&mut self, peer: usize, token: u64, operation: Operation, length: u32) -> Sge {
         let memory = self.node.arena.flat(length, 5);
-        let piece = memory.pieces()[0];
+        let piece = memory.pieces().first().copied().unwrap_or_default();
         let connection = self.connection(peer);
         let request = World::request(connection, token, 7, 0, operation, memory);
         self.node.submit(request);
         piece
+    }
+
+    /// The event of a transfer of the node; others are dropped.
+    pub fn event_of(&mut self, token: u64) -> Event<'static> {
+        loop {
+            match self.event() {
+                Event::Done { token: of, .. } if of.0 != token => {}
+                Event::Landed(_) => {}
+                event => return event,
+            }
+        }
+    }
+
+    /// An honest peer: the connection moves data, in both directions, byte for byte.
+    pub fn works(&mut self, peer: usize) {
+        let data: Vec<u8> = (0..5000_u32).map(|n| (n % 251) as u8).collect();
+        let get = Operation::Get { optimized: true };
+        let at = self.ask(peer, 1000, get, 5000).address;
+        let grant = self.receive(peer).grant();
+        self.peers[peer].write(grant.key, grant.address, &data);
+        self.peers[peer].say(Body::GetDone(grant.done(5000)));
+        assert_eq!(told(self.event_of(1000)), Ok(5000));
+        assert!(self.node.arena.peek(at, 5000) == data);
+
+        let connection = self.connection(peer);
+        let memory = self.node.arena.flat(5000, 1);
+        memory.write_at(0, &data);
+        let put = Operation::Put {
+            hdr_data: 1,
+            ack: false,
+        };
+        let request = World::request(connection, 1001, 7, 0, put, memory);
+        self.node.submit(request);
+        let source_cookie = self.receive(peer).cookie();
+        let sink = self.peers[peer].sink(&[2000, 1, 2999], 7);
+        let key = self.peers[peer].key();
+        self.peers[peer].say(Body::PutAck {
+            source_cookie,
+            sink_cookie: 5,
+            sink: Descriptor::new(key, &sink),
+        });
+        let expected = Done {
+            cookie: 5,
+            status: 5000,
+        };
+        assert_eq!(self.receive(peer).message().body, Body::PutDone(expected));
+        assert_eq!(told(self.event_of(1001)), Ok(5000));
+        assert!(self.peers[peer].peek(&sink) == data);
     }
 
     /// What the node holds and has counted, for the message of a test that failed.
@@ -289,6 +339,15 @@ impl Lab {
     pub fn cancel(&mut self, token: u64) {
         let token = Token(token);
         self.node.submit(Submission::Cancel { token });
+    }
+}
+
+/// What an event says came of a transfer.
+pub fn told(event: Event<'_>) -> Result<u32, Error> {
+    match event {
+        Event::Done { outcome, .. } => outcome,
+        Event::Landed(landed) => landed.outcome,
+        other => panic!("{other:?}"),
     }
 }
 

@@ -6,19 +6,24 @@
 
 pub mod arena;
 pub mod book;
+pub mod hostile;
 pub mod job;
 pub mod lab;
+pub mod lend;
+pub mod mover;
 pub mod node;
 pub mod plot;
 pub mod raw_peer;
 pub mod tap;
+pub mod threads;
 pub mod wireshark;
 pub mod world;
 
 pub use arena::Arena;
 pub use job::{Job, Jobs};
 pub use lab::Lab;
-pub use node::{Device, Node};
+pub use mover::Mover;
+pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
 pub use world::{NAMES, STAMPS, Setup, World};

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 
-use o2poll::capture::Ticker;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
@@ -11,16 +10,28 @@ use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, R
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Instant;
+use o2poll_hal::clock::Clock;
 use o2poll_soft as soft;
 use o2poll_soft::{Lossy, Ports, Soft, Window};
 
 use crate::Arena;
 use crate::book::{Events, Submissions, keep};
+use crate::lend::{lend, lend_one};
 use crate::tap::Tap;
 use crate::world::Setup;
 
 /// The device of a test node.
 pub type Device = Tap<Soft<'static, Wires>>;
+
+/// The clock of a tap.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticker(pub Clock);
+
+impl soft::Timer for Ticker {
+    fn now(&self) -> u64 {
+        self.0.now().0
+    }
+}
 
 /// Its wire: with weather on it, and a tap around that.
 pub type Wires = soft::Tap<'static, Lossy<Ports<'static, 'static>>, Ticker>;
@@ -56,16 +67,8 @@ pub struct Node {
     pub stopped: Option<Leftovers>,
 }
 
-/// A slice that lives for ever.
-pub fn lend<T>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
-    core::iter::repeat_with(make)
-        .take(count)
-        .collect::<Vec<T>>()
-        .leak()
-}
-
 fn ring_of<T>(capacity: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
-    let indices = Box::leak(Box::new(Indices::new()));
+    let indices = lend_one(Indices::new());
     ring::index_ring(indices, lend(capacity, ring::Slot::new)).expect("a power of two")
 }
 
@@ -110,7 +113,7 @@ impl Node {
         let mut device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
         let mut arena = Arena::new(&mut device, setup.memory);
-        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
+        let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
             transfers: lend(sizes.transfers, Slot::vacant),
@@ -133,8 +136,13 @@ impl Node {
             submissions: submissions_in,
             events: events_out,
         };
-        let (submissions, events) = keep(submissions, events);
-        let device = Tap::new(device, arena.view());
+        let (submissions, mut events) = keep(submissions, events);
+        let mut device = Tap::new(device, arena.view());
+        device.set_depth(limits.shape.queue_depth);
+        if setup.quiet {
+            device.be_quiet();
+            events.close();
+        }
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,

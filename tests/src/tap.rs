@@ -63,6 +63,8 @@ enum Queued {
 pub struct Tap<N> {
     inner: N,
     view: View,
+    /// Listens to nothing.
+    quiet: bool,
     depth: u64,
     chain: Vec<Queued>,
     heard: HashMap<u32, Heard>,
@@ -83,6 +85,7 @@ impl<N: Nic> Tap<N> {
         Self {
             inner,
             view,
+            quiet: false,
             depth: 0,
             chain: Vec::new(),
             heard: HashMap::new(),
@@ -93,6 +96,11 @@ impl<N: Nic> Tap<N> {
             dying: HashMap::new(),
             log: None,
         }
+    }
+
+    /// Does not listen, and so allocates nothing. To be chosen before anything is adopted.
+    pub fn be_quiet(&mut self) {
+        self.quiet = true;
     }
 
     /// Queue pairs adopted from now on have this depth.
@@ -214,6 +222,10 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        if self.quiet {
+            self.inner.queue(qp, id, signalled, wr);
+            return;
+        }
         self.chain.push(match &wr {
             SendWr::Send {
                 message,
@@ -237,6 +249,9 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn doorbell(&mut self, qp: Qp) -> Result<(), Rejected> {
+        if self.quiet {
+            return self.inner.doorbell(qp);
+        }
         let chain = core::mem::take(&mut self.chain);
         let result = self.inner.doorbell(qp);
         let accepted = result.map_or_else(|rejected| rejected.accepted as usize, |()| chain.len());
@@ -268,7 +283,9 @@ impl<N: Nic> Nic for Tap<N> {
 
     fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
         self.inner.receive(into, id, buffer)?;
-        if let ReceiveQueue::Of(qp) = into {
+        if let ReceiveQueue::Of(qp) = into
+            && !self.quiet
+        {
             self.receives.insert(id, (qp.0, buffer));
         }
         Ok(())
@@ -276,6 +293,9 @@ impl<N: Nic> Nic for Tap<N> {
 
     fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
         self.inner.poll(out)?;
+        if self.quiet {
+            return Ok(());
+        }
         for completion in out.iter() {
             match *completion {
                 Completion::Done { id } => {

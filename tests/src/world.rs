@@ -12,7 +12,8 @@ use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
 use o2poll_soft::{self as soft, Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
 
-use crate::node::{Node, Wires, lend};
+use crate::lend::{lend, lend_all, lend_one};
+use crate::node::{Node, Wires};
 
 /// The NIDs of the two nodes.
 pub const NAMES: [Nid; 2] = [Nid::o2ib([10, 0, 0, 1], 0), Nid::o2ib([10, 0, 0, 2], 0)];
@@ -45,6 +46,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
+    pub quiet: bool,
 }
 
 impl Setup {
@@ -75,6 +78,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            quiet: false,
         }
     }
 }
@@ -85,6 +89,8 @@ pub struct World {
     pub nodes: [Node; 2],
     /// The time.
     pub now: Instant,
+    /// Ticks of one step.
+    pub tick: u64,
     /// Nodes that are not stepped: a peer that has stopped polling.
     pub asleep: [bool; 2],
     setup: Setup,
@@ -106,12 +112,12 @@ impl World {
         taps: [impl FnOnce(Lossy<Ports<'static, 'static>>) -> Wires; 2],
     ) -> Self {
         let lane = || Lane {
-            returned: Box::leak(Box::new(Returned::new())),
+            returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
         };
         let (near, far) = link(lane(), lane()).expect("a power of two");
         let ports = |port: Port<'static>, seed| {
-            Lossy::new(Ports::new(Box::leak(Box::new([port]))), setup.weather, seed)
+            Lossy::new(Ports::new(lend_all(vec![port])), setup.weather, seed)
         };
         let now = Instant(1);
         let limits = |nid, stamp| Limits {
@@ -132,6 +138,7 @@ impl World {
                 Node::over(&setup, limits(NAMES[1], STAMPS[1]), far, now),
             ],
             now,
+            tick: 1,
             asleep: [false; 2],
             setup,
             // Queue pairs 0 and 1 are the management agents' own.
@@ -142,7 +149,7 @@ impl World {
 
     /// One step of everything; whether anything happened.
     pub fn step(&mut self) -> bool {
-        self.now = self.now.after(Ticks(1));
+        self.now = self.now.after(Ticks(self.tick));
         let now = self.now;
         let mut busy = false;
         for (node, asleep) in self.nodes.iter_mut().zip(self.asleep) {
@@ -188,12 +195,19 @@ impl World {
             quiet = if self.step() { 0 } else { quiet + 1 };
         }
         let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
+        let picture = self.picture();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
             assert_eq!(node.poller.nic().gauges().live_keys, 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
-            assert_eq!(ours.bulk, 0, "a bulk request without an answer");
-            assert_eq!(ours.outstanding, theirs.owed, "a credit was lost");
+            assert_eq!(
+                ours.bulk, 0,
+                "a bulk request without an answer: {heard:#?} {picture}"
+            );
+            assert_eq!(
+                ours.outstanding, theirs.owed,
+                "a credit was lost: {heard:#?} {picture}"
+            );
             assert!(ours.owed < self.high_water, "credits kept at rest");
         }
     }

@@ -1,7 +1,7 @@
 //! The two rings against rtrb, heapless' spsc queue and crossbeam's `ArrayQueue`.
 //!
-//! An operation is one object in *and* out. A rival that has no burst of its own does a loop. All
-//! rings have 1024 slots. A message is one cache line: for the lap ring that is 56 bytes and the lap
+//! An operation is one object in *and* out. A rival that has no burst of its own does a loop. A
+//! ring has 1024 slots where the row does not say otherwise. A message is one cache line: for the lap ring that is 56 bytes and the lap
 //! word, for the others 64 bytes of the user's, aligned, which is what they do best.
 //!
 //! Between cores the consumer does nothing with what it gets and asks at once for more. That is the
@@ -47,12 +47,14 @@ pub fn specs() -> Vec<Spec> {
         1,
         messages_here,
     ));
-    specs.push(Spec::new(
-        "ring/lap/cross-core/burst-1",
-        "64-byte message",
-        2,
-        messages_across,
-    ));
+    for slots in MESSAGE_SLOTS {
+        specs.push(Spec::new(
+            format!("ring/lap/cross-core/slots-{slots}"),
+            "64-byte message",
+            2,
+            move |row| messages_across(row, slots),
+        ));
+    }
     for burst in [8, 32] {
         specs.push(Spec::new(
             format!("ring/lap/cross-core/burst-{burst}"),
@@ -61,12 +63,14 @@ pub fn specs() -> Vec<Spec> {
             move |row| message_bursts_across(row, burst),
         ));
     }
-    specs.push(Spec::new(
-        "ring/lap/cross-core/round-trip",
-        "round trip of a 64-byte message",
-        2,
-        round_trips,
-    ));
+    for slots in MESSAGE_SLOTS {
+        specs.push(Spec::new(
+            format!("ring/lap/cross-core/round-trip/slots-{slots}"),
+            "round trip of a 64-byte message",
+            2,
+            move |row| round_trips(row, slots),
+        ));
+    }
     specs
 }
 
@@ -85,7 +89,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "index ring",
             singles_here(
                 1,
-                7,
+                OBJECT,
                 move |v| producer.push(v).is_ok(),
                 move || consumer.pop(),
             ),
@@ -95,7 +99,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "rtrb",
             singles_here(
                 1,
-                7,
+                OBJECT,
                 move |v| their_producer.push(v).is_ok(),
                 move || their_consumer.pop().ok(),
             ),
@@ -106,7 +110,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "index ring, slices",
             slices_here(
                 burst,
-                7,
+                OBJECT,
                 move |from| producer.push_slice(from),
                 move |to| consumer.pop_slice(to),
             ),
@@ -116,7 +120,7 @@ fn index_here(row: Row, burst: usize) -> Row {
             "rtrb, slices",
             slices_here(
                 burst,
-                7,
+                OBJECT,
                 move |from| their_producer.push_partial_slice(from).0.len(),
                 move |to| their_consumer.pop_partial_slice(to).0.len(),
             ),
@@ -136,7 +140,7 @@ fn index_here(row: Row, burst: usize) -> Row {
         "heapless spsc",
         singles_here(
             burst,
-            7,
+            OBJECT,
             move |v| producer.enqueue(v).is_ok(),
             move || consumer.dequeue(),
         ),
@@ -144,7 +148,12 @@ fn index_here(row: Row, burst: usize) -> Row {
     .here(
         Role::Rival,
         "crossbeam ArrayQueue",
-        singles_here(burst, 7, move |v| same.push(v).is_ok(), move || queue.pop()),
+        singles_here(
+            burst,
+            OBJECT,
+            move |v| same.push(v).is_ok(),
+            move || queue.pop(),
+        ),
     )
 }
 
@@ -169,29 +178,29 @@ fn index_across(row: Row, burst: usize) -> Row {
         row.across(
             Role::Ours,
             "index ring",
-            singles_near(7, move |v| producer.push(v).is_ok()),
+            singles_near(OBJECT, move |v| producer.push(v).is_ok()),
             singles_far(move || consumer.pop()),
         )
         .across(
             Role::Rival,
             "rtrb",
-            singles_near(7, move |v| their_producer.push(v).is_ok()),
+            singles_near(OBJECT, move |v| their_producer.push(v).is_ok()),
             singles_far(move || their_consumer.pop().ok()),
         )
     } else {
         row.across(
             Role::Ours,
             "index ring, slices",
-            slices_near(burst, 7, move |from| producer.push_slice(from)),
-            slices_far(burst, 7, move |to| consumer.pop_slice(to)),
+            slices_near(burst, OBJECT, move |from| producer.push_slice(from)),
+            slices_far(burst, OBJECT, move |to| consumer.pop_slice(to)),
         )
         .across(
             Role::Rival,
             "rtrb, slices",
-            slices_near(burst, 7, move |from| {
+            slices_near(burst, OBJECT, move |from| {
                 their_producer.push_partial_slice(from).0.len()
             }),
-            slices_far(burst, 7, move |to| {
+            slices_far(burst, OBJECT, move |to| {
                 their_consumer.pop_partial_slice(to).0.len()
             }),
         )
@@ -202,19 +211,19 @@ fn index_across(row: Row, burst: usize) -> Row {
     row.across(
         Role::Rival,
         "heapless spsc",
-        singles_near(7, move |v| producer.enqueue(v).is_ok()),
+        singles_near(OBJECT, move |v| producer.enqueue(v).is_ok()),
         singles_far(move || consumer.dequeue()),
     )
     .across(
         Role::Rival,
         "crossbeam ArrayQueue",
-        singles_near(7, move |v| same.push(v).is_ok()),
+        singles_near(OBJECT, move |v| same.push(v).is_ok()),
         singles_far(move || queue.pop()),
     )
 }
 
 fn messages_here(row: Row) -> Row {
-    let (mut producer, mut consumer) = lap();
+    let (mut producer, mut consumer) = lap(SLOTS);
     let row = row.here(
         Role::Ours,
         "lap ring",
@@ -260,40 +269,33 @@ fn messages_here(row: Row) -> Row {
     )
 }
 
-fn messages_across(row: Row) -> Row {
-    let (mut producer, mut consumer) = lap();
+fn messages_across(row: Row, slots: usize) -> Row {
+    let (mut producer, mut consumer) = lap(slots);
     let row = row.across(
         Role::Ours,
         "lap ring",
         singles_near(MESSAGE, move |m| producer.push(&m)),
         singles_far(move || consumer.pop()),
     );
-    let (mut producer, mut consumer) = index::<Line>();
+    let (mut producer, mut consumer) = index_of::<Line>(slots);
     let row = row.across(
         Role::Ours,
         "index ring",
         singles_near(LINE, move |m| producer.push(m).is_ok()),
         singles_far(move || consumer.pop()),
     );
-    let (mut producer, mut consumer) = rtrb::RingBuffer::new(SLOTS);
-    let row = row.across(
+    let (mut producer, mut consumer) = rtrb::RingBuffer::new(slots);
+    row.across(
         Role::Rival,
         "rtrb",
         singles_near(LINE, move |m| producer.push(m).is_ok()),
         singles_far(move || consumer.pop().ok()),
-    );
-    let (mut producer, mut consumer) = heapless_queue::<Line>();
-    row.across(
-        Role::Rival,
-        "heapless spsc",
-        singles_near(LINE, move |m| producer.enqueue(m).is_ok()),
-        singles_far(move || consumer.dequeue()),
     )
 }
 
 fn message_bursts_across(row: Row, burst: usize) -> Row {
     let row = row.granule(burst as u64);
-    let (mut producer, mut consumer) = lap();
+    let (mut producer, mut consumer) = lap(SLOTS);
     let row = row.across(
         Role::Ours,
         "lap ring, push_slice",
@@ -327,23 +329,23 @@ fn message_bursts_across(row: Row, burst: usize) -> Row {
     )
 }
 
-fn round_trips(row: Row) -> Row {
-    let ((mut there, mut at_far), (mut back, mut at_near)) = (lap(), lap());
+fn round_trips(row: Row, slots: usize) -> Row {
+    let ((mut there, mut at_far), (mut back, mut at_near)) = (lap(slots), lap(slots));
     let row = row.across(
         Role::Ours,
         "lap ring",
         round_near(MESSAGE, move |m| there.push(&m), move || at_near.pop()),
         round_far(move |m| back.push(&m), move || at_far.pop()),
     );
-    let ((mut there, mut at_far), (mut back, mut at_near)) = (index(), index());
+    let ((mut there, mut at_far), (mut back, mut at_near)) = (index_of(slots), index_of(slots));
     let row = row.across(
         Role::Ours,
         "index ring",
         round_near(LINE, move |m| there.push(m).is_ok(), move || at_near.pop()),
         round_far(move |m| back.push(m).is_ok(), move || at_far.pop()),
     );
-    let (mut there, mut at_far) = rtrb::RingBuffer::new(SLOTS);
-    let (mut back, mut at_near) = rtrb::RingBuffer::new(SLOTS);
+    let (mut there, mut at_far) = rtrb::RingBuffer::new(slots);
+    let (mut back, mut at_near) = rtrb::RingBuffer::new(slots);
     let row = row.across(
         Role::Rival,
         "rtrb",
@@ -493,12 +495,16 @@ fn patiently<T>(pop: &mut impl FnMut() -> Option<T>) -> T {
 // The rings lend; a row lives as long as the program, near enough.
 
 fn index<T>() -> (Producer<'static, T>, Consumer<'static, T>) {
-    let slots = Box::leak((0..SLOTS).map(|_| Slot::new()).collect());
+    index_of(SLOTS)
+}
+
+fn index_of<T>(slots: usize) -> (Producer<'static, T>, Consumer<'static, T>) {
+    let slots = Box::leak((0..slots).map(|_| Slot::new()).collect());
     index_ring(Box::leak(Box::new(Indices::new())), slots).expect("a power of two of slots")
 }
 
-fn lap() -> (LapProducer<'static>, LapConsumer<'static>) {
-    let slots = Box::leak((0..SLOTS).map(|_| LapSlot::new()).collect());
+fn lap(slots: usize) -> (LapProducer<'static>, LapConsumer<'static>) {
+    let slots = Box::leak((0..slots).map(|_| LapSlot::new()).collect());
     lap_ring(Box::leak(Box::new(Returned::new())), slots).expect("a power of two of slots")
 }
 
@@ -510,6 +516,9 @@ fn heapless_queue<T>() -> (
 }
 
 const SLOTS: usize = 1024;
+/// 1 KiB to 64 KiB of messages: within the first-level cache, and beyond.
+const MESSAGE_SLOTS: [usize; 4] = [16, 64, 256, 1024];
 const BURSTS: [usize; 4] = [1, 8, 32, 128];
+const OBJECT: u64 = 7;
 const MESSAGE: Message = [7; 7];
 const LINE: Line = Line([7; 8]);

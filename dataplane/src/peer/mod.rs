@@ -177,7 +177,9 @@ impl Terms {
     /// # Errors
     /// What is not as agreed.
     pub fn check(&self, envelope: &Envelope) -> Result<(), Stale> {
-        if envelope.source != self.peer {
+        if envelope.version != self.version {
+            Err(Stale::Version)
+        } else if envelope.source != self.peer {
             Err(Stale::Source)
         } else if envelope.destination != self.local {
             Err(Stale::Destination)
@@ -213,6 +215,9 @@ impl Terms {
 /// Why a message is not of the connection it came on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub enum Stale {
+    /// It is in another version of the protocol than was agreed.
+    #[error("message in another protocol version than the connection's")]
+    Version,
     /// It is from another node.
     #[error("message from another node than the connection's")]
     Source,

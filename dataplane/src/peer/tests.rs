@@ -662,6 +662,7 @@ fn messages_of_another_life_or_node_are_stale() {
         change(&mut envelope);
         terms.check(&envelope).unwrap_err()
     };
+    assert_eq!(bad(|e| e.version = V1), Stale::Version);
     assert_eq!(bad(|e| e.source = B), Stale::Source);
     assert_eq!(bad(|e| e.destination = A), Stale::Destination);
     assert_eq!(bad(|e| e.source_stamp = 0), Stale::SourceStamp);

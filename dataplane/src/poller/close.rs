@@ -224,13 +224,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         let qp = state.qp;
         let mut held = core::mem::take(&mut state.held);
+        let mut replies = core::mem::take(&mut state.held_replies);
         let mut reposts = core::mem::take(&mut state.reposts);
         self.nic.fail(qp);
         self.counters.connections_ended.add(1);
         if !matches!(why, Reason::Closed | Reason::Device(_) | Reason::TimedOut) {
             self.counters.protocol_errors.add(1);
         }
-        for queue in [&mut held, &mut reposts] {
+        for queue in [&mut held, &mut replies, &mut reposts] {
             while let Some(receive) = self.receives.pop_front(queue) {
                 if let Some(receive) = self.receives.remove(receive) {
                     match receive.state {

@@ -11,8 +11,8 @@ mod record;
 mod send;
 mod submit;
 
-use crate::connection::Connection;
 pub use crate::connection::Reason;
+use crate::connection::{Connection, Credits};
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
 use crate::memory::{Buffer, Posted};
@@ -226,7 +226,10 @@ impl Shape {
             .saturating_mul(2)
             .saturating_add(2);
         let receives = self.connections.saturating_mul(recv_wr as usize);
-        let shares = self.connections.saturating_mul(depth.saturating_mul(2));
+        // `depth` of our own, `depth` of the peer's, and one to turn down a REPLY that comes too late.
+        let shares = self
+            .connections
+            .saturating_mul(depth.saturating_mul(2).saturating_add(1));
         let send_wr = self.send_wr();
         Sizes {
             connections: self.connections,
@@ -394,7 +397,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         let shares = sizes
             .connections
-            .saturating_mul(usize::from(limits.shape.queue_depth));
+            .saturating_mul(usize::from(limits.shape.queue_depth).saturating_add(1));
         let transfers = Pool::new(storage.transfers);
         Ok(Self {
             capabilities,
@@ -461,6 +464,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             windows: self.windows.missing(),
             events: self.events_due,
         }
+    }
+
+    /// Flow control of a connection, to look at.
+    #[must_use]
+    pub fn credits(&self, connection: Handle) -> Option<Credits> {
+        Some(self.connections.get(connection)?.credits)
     }
 
     /// Puts a connection on the list of those the send stage looks at.

@@ -18,6 +18,8 @@ enum Then {
     Repost { owe: bool },
     /// It waits until there is room for what it asks.
     Hold,
+    /// The same for the REPLY to a GET of ours.
+    HoldReply,
     /// The transfer reads on in it.
     Lend { to: Handle, owe: bool },
 }
@@ -87,6 +89,14 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
                 self.list(connection);
+                self.killed(invalidated);
+            }
+            // No key was given yet: it is somebody else's.
+            State::Adopted if invalidated.is_some() => {
+                self.receives.remove(handle);
+                self.messages.give(buffer);
+                self.killed(invalidated);
+                self.close(connection, Reason::BadInvalidate);
             }
             // The peer's part of the terms is not known yet: what comes early waits (LU-10800).
             State::Adopted => {
@@ -111,7 +121,7 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Looks again at messages that were held, oldest first.
     pub(super) fn take_held(&mut self, connection: Handle, now: Instant) -> u32 {
-        let mut work = 0_u32;
+        let mut work = self.take_held_replies(connection, now);
         loop {
             let Some(state) = self.connections.get_mut(connection) else {
                 return work;
@@ -123,23 +133,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(handle) = self.receives.pop_front(&mut state.held) else {
                 return work;
             };
-            let Some(receive) = self.receives.get_mut(handle) else {
-                continue;
-            };
-            if let Received::Held {
-                buffer,
-                length,
-                counted,
-            } = core::mem::replace(&mut receive.state, Received::Lent)
-            {
-                let circumstances = Circumstances {
-                    again: true,
-                    counted,
-                    invalidated: None,
-                    now,
-                };
-                self.take(connection, handle, buffer, length, circumstances);
-            }
+            self.take_again(connection, handle, now);
             let stuck = self
                 .connections
                 .get(connection)
@@ -148,6 +142,47 @@ impl<'a, N: Nic> Poller<'a, N> {
                 return work;
             }
             work = work.saturating_add(1);
+        }
+    }
+
+    /// Looks at each held REPLY once: none of them waits for another.
+    fn take_held_replies(&mut self, connection: Handle, now: Instant) -> u32 {
+        let waiting = self
+            .connections
+            .get(connection)
+            .map_or(0, |state| state.held_replies.len());
+        for _ in 0..waiting {
+            if let Some(state) = self.connections.get_mut(connection)
+                && state.takes_messages()
+                && let Some(handle) = self.receives.pop_front(&mut state.held_replies)
+            {
+                self.take_again(connection, handle, now);
+            }
+        }
+        let left = self
+            .connections
+            .get(connection)
+            .map_or(0, |state| state.held_replies.len());
+        u32::try_from(waiting.saturating_sub(left)).unwrap_or(u32::MAX)
+    }
+
+    fn take_again(&mut self, connection: Handle, handle: Handle, now: Instant) {
+        let Some(receive) = self.receives.get_mut(handle) else {
+            return;
+        };
+        if let Received::Held {
+            buffer,
+            length,
+            counted,
+        } = core::mem::replace(&mut receive.state, Received::Lent)
+        {
+            let circumstances = Circumstances {
+                again: true,
+                counted,
+                invalidated: None,
+                now,
+            };
+            self.take(connection, handle, buffer, length, circumstances);
         }
     }
 
@@ -164,7 +199,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let verdict = self.judge(connection, bytes, circumstances);
         match verdict {
             Ok(Then::Repost { owe }) => self.repost(connection, handle, buffer, owe),
-            Ok(Then::Hold) => {
+            Ok(then @ (Then::Hold | Then::HoldReply)) => {
                 if !again {
                     self.counters.holds.add(1);
                 }
@@ -173,7 +208,11 @@ impl<'a, N: Nic> Poller<'a, N> {
                     length,
                     counted: true,
                 };
-                self.hold(connection, handle, held, again);
+                if matches!(then, Then::Hold) {
+                    self.hold(connection, handle, held, again);
+                } else {
+                    self.hold_reply(connection, handle, held);
+                }
             }
             Ok(Then::Lend { to, owe }) => {
                 let located = match Message::decode(buffer.peek()) {
@@ -200,7 +239,29 @@ impl<'a, N: Nic> Poller<'a, N> {
             Err(why) => {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
+                self.killed(circumstances.invalidated);
                 self.close(connection, why);
+            }
+        }
+    }
+
+    /// A peer killed a key that it was not to kill, perhaps that of another connection: where keys are good
+    /// in a whole protection domain, the device cannot tell. Dead it is; to invalidate it once more would
+    /// fail that connection, and some drivers do not survive it.
+    fn killed(&mut self, key: Option<RKey>) {
+        let Some(key) = key else {
+            return;
+        };
+        for index in 0..self.transfers.capacity() {
+            if let Some(handle) = self.transfers.at(index)
+                && let Some(transfer) = self.transfers.get_mut(handle)
+                && let Some(window) = &mut transfer.window
+                && window.may_be_alive()
+                && window.key() == key
+            {
+                window.dead();
+                self.counters.remote_invalidations.add(1);
+                self.key_died();
             }
         }
     }
@@ -216,6 +277,16 @@ impl<'a, N: Nic> Poller<'a, N> {
             } else {
                 self.receives.push_back(&mut state.held, handle);
             }
+        }
+        self.list(connection);
+    }
+
+    fn hold_reply(&mut self, connection: Handle, handle: Handle, held: Received<'a>) {
+        if let Some(receive) = self.receives.get_mut(handle) {
+            receive.state = held;
+        }
+        if let Some(state) = self.connections.get_mut(connection) {
+            self.receives.push_back(&mut state.held_replies, handle);
         }
         self.list(connection);
     }
@@ -469,24 +540,26 @@ impl<'a, N: Nic> Poller<'a, N> {
             Ok(_) => return Err(Reason::BadLength),
             Err(_) => Err(Error::Peer(done.status)),
         };
-        let mut dead = false;
         if let Some(key) = invalidated {
             match &mut transfer.window {
                 Some(window) if window.may_be_alive() && window.key() == key => {
                     window.dead();
-                    dead = true;
                 }
                 _ => return Err(Reason::BadInvalidate),
             }
         }
         transfer.outcome = outcome;
+        let alive = transfer.window.as_ref();
+        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive);
         if input == Input::GetDone {
             transfer.reserved = false;
         }
         self.apply(handle, input);
-        if dead {
+        if invalidated.is_some() {
             self.counters.remote_invalidations.add(1);
             self.key_died();
+        }
+        if dead {
             self.apply(handle, Input::Dead);
         }
         Ok(())
@@ -568,8 +641,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                     .is_some_and(|transfer| transfer.phase == Phase::AskedReply)
             });
         let Some(handle) = known else {
-            self.counters.unknown_replies.add(1);
-            return self.refuse(connection, Role::Nak(0), cookie, again, now);
+            if !again {
+                self.counters.unknown_replies.add(1);
+            }
+            return Ok(self.refuse_reply(connection, 0, cookie, now));
         };
         let too_long = self
             .transfers
@@ -579,20 +654,39 @@ impl<'a, N: Nic> Poller<'a, N> {
             return Err(Reason::BadLength);
         }
         if header.payload_length == 0 {
-            let then = self.refuse(connection, Role::Nak(0), cookie, again, now)?;
-            if !matches!(then, Then::Hold) {
+            let then = self.refuse_reply(connection, 0, cookie, now);
+            if !matches!(then, Then::HoldReply) {
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST);
+        };
+        // For a small GET nobody checked yet whether a window could cover its memory.
+        let mappable = match &transfer.place {
+            Place::Own(memory) => {
+                let pieces = memory.slice(0, header.payload_length);
+                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+            }
+            _ => false,
+        };
+        if !mappable {
+            let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);
+            if !matches!(then, Then::HoldReply) {
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.outcome = Err(Error::Unmappable);
+                }
                 self.apply(handle, Input::Reply);
             }
             return Ok(then);
         }
         let Some(window) = self.windows.take(true) else {
-            return Ok(Then::Hold);
+            return Ok(Then::HoldReply);
         };
-        if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = Some(window);
-            transfer.cookie = cookie;
-            transfer.length = header.payload_length;
-        }
+        transfer.window = Some(window);
+        transfer.cookie = cookie;
+        transfer.length = header.payload_length;
         self.apply(handle, Input::ReplyRequest);
         Ok(REPOST)
     }
@@ -608,12 +702,16 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Whether there is a share of the queue pair, a slot and a buffer for a transfer of the peer.
     fn has_share(&self, connection: Handle) -> bool {
+        self.has_shares(connection, 0)
+    }
+
+    fn has_shares(&self, connection: Handle, extra: u16) -> bool {
         !self.messages.is_empty()
             && self.transfers.vacant() > 0
             && self
                 .connections
                 .get(connection)
-                .is_some_and(|state| state.peers < state.terms.queue_depth)
+                .is_some_and(|state| state.peers < state.terms.queue_depth.saturating_add(extra))
     }
 
     /// Starts a transfer of the peer. `has_share` said that there is room.
@@ -688,12 +786,28 @@ impl<'a, N: Nic> Poller<'a, N> {
         if self.must_queue(connection, again) || !self.has_share(connection) {
             return Ok(Then::Hold);
         }
+        self.turn_down(connection, role, cookie, now);
+        Ok(REPOST_OWE)
+    }
+
+    /// Answers a REPLY that nobody waits for with PUT_NAK.
+    ///
+    /// It may take one slot beyond the peer's share. That share may be full of REPLYs of ours, which wait for
+    /// the answers of a peer in the same position: both had given up on their GETs.
+    fn refuse_reply(&mut self, connection: Handle, status: i32, cookie: u64, now: Instant) -> Then {
+        if !self.has_shares(connection, 1) {
+            return Then::HoldReply;
+        }
+        self.turn_down(connection, Role::Nak(status), cookie, now);
+        REPOST_OWE
+    }
+
+    fn turn_down(&mut self, connection: Handle, role: Role, cookie: u64, now: Instant) {
         let mut transfer = self.blank(connection, role, None, now);
         transfer.cookie = cookie;
         if let Some(handle) = self.admit(transfer) {
             self.apply(handle, Input::Completed);
         }
-        Ok(REPOST_OWE)
     }
 
     /// Where an incoming PUT or GET lands. `Some(None)`: nowhere.

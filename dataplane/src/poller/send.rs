@@ -130,6 +130,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
             };
+            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+            // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
             if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
                 self.counters.waits.add(1);
@@ -161,7 +163,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = self.send_wr.saturating_sub(state.on_send_queue()) as usize;
+            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
             if room < STEP {
                 return false;
@@ -234,9 +236,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            if transfer.in_flight == 0 {
-                self.apply(handle, Input::Dead);
-            } else {
+            let in_flight = transfer.in_flight != 0;
+            self.apply(handle, Input::Dead);
+            if in_flight {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -459,7 +461,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
+        let wants_ack = transfer.role == Role::Put
+            && transfer.handle != WireHandle::NONE
+            && transfer.abandoned.is_none();
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,
@@ -555,10 +559,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        let due = now.since(state.last_sent) >= keepalive;
-        let room = state.on_send_queue() < self.send_wr;
-        if due && room && state.wants_noop(true) {
-            let qp = state.qp;
+        let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
+        let (used, qp) = (state.on_send_queue(), state.qp);
+        if due && room_of(self.send_wr, used) != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
@@ -672,6 +675,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.transfers.push_front(queue, link.handle);
         }
     }
+}
+
+/// Room on a send queue with so many requests. The last place is for the drain.
+const fn room_of(send_wr: u32, used: u32) -> u32 {
+    send_wr.saturating_sub(1).saturating_sub(used)
 }
 
 const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {

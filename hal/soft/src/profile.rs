@@ -40,9 +40,9 @@ impl Profile {
             },
             slice: 64 << 10,
             packets: 64,
-            // About a second of spinning, and eight with all retries: on rings nothing is lost, so this only
-            // notices a core that has stopped for good, and must not take a descheduled one for it.
-            ack_timeout: 1 << 26,
+            // With all retries 2 s of bare spinning, some 10 s of a busy poller: on rings nothing is lost, so
+            // this only notices a core that has stopped for good, and must not take a descheduled one for it.
+            ack_timeout: 1 << 24,
             rnr_timer: 64,
         }
     }

@@ -21,8 +21,10 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
     let locked = ["metadata", "--locked", "--format-version=1"];
     check("lock file", &mut cargo(&locked));
     check("lock file probe", cargo(&locked).arg(PROBE));
+    check("lock file fuzz", cargo(&locked).arg(FUZZ));
     check("format", &mut cargo(&["fmt", "--all", "--check"]));
     check("format probe", &mut cargo(&["fmt", PROBE, "--check"]));
+    check("format fuzz", &mut cargo(&["fmt", FUZZ, "--check"]));
     check(
         "clippy workspace",
         &mut cargo(&[
@@ -56,3 +58,4 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
 }
 
 const PROBE: &str = "--manifest-path=tests/probe/Cargo.toml";
+const FUZZ: &str = "--manifest-path=tests/fuzz/Cargo.toml";

@@ -4,6 +4,7 @@
 //! line, and leaves its output under `target/xtask`.
 
 mod command;
+mod fuzz;
 mod lint;
 mod probe;
 mod program;
@@ -15,7 +16,7 @@ mod workspace;
 use std::env;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::report::Report;
 use crate::workspace::Workspace;
@@ -55,6 +56,23 @@ fn verb(words: &[&str]) -> Result<bool> {
             rust_tests::loom(&workspace, &mut report);
             Ok(report.finish())
         }
+        ["fuzz", ref words @ ..] => {
+            let (seconds, target) = match *words {
+                [] => (fuzz::SHORT, None),
+                [first] => match first.parse() {
+                    Ok(seconds) => (seconds, None),
+                    Err(_) => (fuzz::SHORT, Some(first)),
+                },
+                [seconds, target] => (
+                    seconds.parse().context("fuzz [SECONDS] [TARGET]")?,
+                    Some(target),
+                ),
+                _ => bail!("fuzz [SECONDS] [TARGET]"),
+            };
+            let mut report = Report::new(false);
+            fuzz::targets(&workspace, &mut report, seconds, target);
+            Ok(report.finish())
+        }
         ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -71,6 +89,7 @@ fn test(workspace: &Workspace, mut report: Report) -> Result<bool> {
     program::steps(workspace, &mut report);
     rust_tests::wireshark(workspace, &mut report);
     rust_tests::sanitizers(workspace, &mut report);
+    fuzz::steps(workspace, &mut report);
     Ok(report.finish())
 }
 
@@ -85,5 +104,7 @@ cargo xtask VERB
   probe           the link-time proof that the data plane cannot panic or allocate
   locate [PLANT]  the source lines that can panic, for a probe that does not link
   loom            the loom models of the rings
+  fuzz [SECONDS] [TARGET]
+                  the fuzz targets, each for so long; needs a nightly compiler and cargo-fuzz
   bench [ARGS]    the microbenchmarks
 ";

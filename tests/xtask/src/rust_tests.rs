@@ -83,38 +83,78 @@ pub(crate) fn loom(workspace: &Workspace, report: &mut Report) {
     }
 }
 
-/// What crosses threads, under ThreadSanitizer.
+/// What crosses threads, under ThreadSanitizer; and a planted race, which it must see.
 pub(crate) fn sanitizers(workspace: &Workspace, report: &mut Report) {
-    report.step("thread sanitizer", || {
-        if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-            return Ok(Outcome::Nightly("only for x86-64 Linux".to_owned()));
-        }
-        if !tools::nightly() {
-            return Ok(Outcome::Nightly("no nightly compiler".to_owned()));
-        }
-        let suppressions = workspace.root.join("tests/xtask/tsan.supp");
-        let mut command = Command::new("cargo");
-        command.current_dir(&workspace.root);
+    let mut step = |name: &str, run: &dyn Fn(&str) -> Result<Outcome>| {
+        report.step(name, || {
+            if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+                return Ok(Outcome::Nightly("only for x86-64 Linux".to_owned()));
+            }
+            if !tools::nightly() {
+                return Ok(Outcome::Nightly("no nightly compiler".to_owned()));
+            }
+            run(name)
+        });
+    };
+    step("thread sanitizer", &|name| {
+        let mut command = sanitized(workspace, "tsan", "");
         command.args([
-            "+nightly",
-            "test",
-            "--target=x86_64-unknown-linux-gnu",
             "--tests",
+            "--package=o2poll-dataplane",
+            "--package=o2poll-soft",
         ]);
-        command.args(["--package=o2poll-dataplane", "--package=o2poll-soft"]);
-        command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
-        command.env(
-            "RUSTFLAGS",
-            "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer",
+        tests(workspace, name, &mut command)
+    });
+    step("thread sanitizer two cores", &|name| {
+        let mut command = sanitized(workspace, "tsan", "");
+        command.args(TWO_CORES);
+        tests(workspace, name, &mut command)
+    });
+    step("thread sanitizer control", &|name| {
+        let mut command = sanitized(workspace, "tsan-plant", PLANT);
+        command.args(TWO_CORES);
+        let finished = run(workspace, name, BUILD, &mut command)?;
+        ensure!(
+            !finished.status.success(),
+            "a message published without Release goes unnoticed: the sanitizer proves nothing"
         );
-        command.env(
-            "TSAN_OPTIONS",
-            format!("suppressions={}", suppressions.display()),
+        ensure!(
+            is_race(&finished.output),
+            "it fails, but for another reason{}",
+            finished.quote()
         );
-        command.env("CARGO_TARGET_DIR", workspace.target("tsan"));
-        tests(workspace, "thread sanitizer", &mut command)
+        Ok(Outcome::Passed("the planted race is seen".to_owned()))
     });
 }
+
+/// `cargo test` of a build with ThreadSanitizer, in a target folder of its own.
+fn sanitized(workspace: &Workspace, folder: &str, flags: &str) -> Command {
+    let suppressions = workspace.root.join("tests/xtask/tsan.supp");
+    let mut command = Command::new("cargo");
+    command.current_dir(&workspace.root);
+    command.args(["+nightly", "test", "--target=x86_64-unknown-linux-gnu"]);
+    command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    let sanitizer = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
+    command.env("RUSTFLAGS", format!("{sanitizer} {flags}"));
+    command.env(
+        "TSAN_OPTIONS",
+        format!("suppressions={}", suppressions.display()),
+    );
+    command.env("CARGO_TARGET_DIR", workspace.target(folder));
+    command
+}
+
+/// Whether the sanitizer saw a race over a slot of the lap ring.
+fn is_race(output: &str) -> bool {
+    let mut reports = output.split("WARNING: ThreadSanitizer: data race").skip(1);
+    reports.any(|report| report.contains("ring/lap.rs"))
+}
+
+/// Two pollers on two threads.
+const TWO_CORES: [&str; 2] = ["--package=o2poll-tests", "--test=two_cores"];
+
+/// The lap word is stored Relaxed.
+const PLANT: &str = "--cfg o2poll_plant=\"lap\"";
 
 /// Runs `cargo test`; how many tests passed.
 fn tests(workspace: &Workspace, name: &str, command: &mut Command) -> Result<Outcome> {
@@ -162,7 +202,7 @@ fn passed(output: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::passed;
+    use super::{is_race, passed};
 
     #[test]
     fn passed_tests_are_summed_over_all_programs() {
@@ -170,5 +210,15 @@ mod tests {
                       test result: ok. 40 passed; 0 failed\nother\n";
         assert_eq!(passed(output), Some(42));
         assert_eq!(passed("error: no such package"), None);
+    }
+
+    #[test]
+    fn only_a_race_over_the_lap_ring_is_the_planted_one() {
+        let race = |place: &str| {
+            format!("==1==\nWARNING: ThreadSanitizer: data race (pid=1)\n  #0 push {place}:9\n")
+        };
+        assert!(is_race(&race("dataplane/src/ring/lap.rs")));
+        assert!(!is_race(&race("library/std/src/thread.rs")));
+        assert!(!is_race("dataplane/src/ring/lap.rs: error\n"));
     }
 }

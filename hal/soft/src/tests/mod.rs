@@ -5,6 +5,7 @@ mod device;
 mod laws;
 mod model;
 mod pair;
+mod script;
 mod smoke;
 mod tap;
 mod threads;

@@ -1,0 +1,658 @@
+//! What joins the nodes of one process: wires between their devices, and a connection manager.
+//!
+//! The wires are lap rings, one in each direction for every pair of nodes. The connection manager carries the
+//! private data of the RDMA CM's messages (REQ, REP, REJ, RTU, DREQ) byte for byte, as they would cross a
+//! network, and follows [`peer::table`](o2poll_dataplane::peer::table) for what each of them means. One thing
+//! differs from a card: a software queue pair is made connected, so the dialing side makes its own when the REP
+//! has named the peer's.
+
+#[cfg(test)]
+mod tests;
+
+mod notes;
+
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
+use o2poll_dataplane::peer::{
+    Answer, Local, Next, Remembered, Request, Terms, accepted, answer, rejected, request,
+};
+use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::ring::{LapSlot, Returned};
+use o2poll_dataplane::wire::{
+    CONN_BYTES, ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, Why,
+};
+use o2poll_soft::{Lane, Port, link};
+
+use crate::capture::Notes;
+use crate::node::lend;
+
+/// For each node the ports to every other, in the order of the nodes.
+pub(crate) fn wires(nodes: usize) -> Vec<Vec<Port<'static>>> {
+    let lane = || Lane {
+        returned: Box::leak(Box::new(Returned::new())),
+        slots: lend(LANE_SLOTS, LapSlot::new),
+    };
+    let mut ports: Vec<Vec<Port<'static>>> = (0..nodes).map(|_| Vec::new()).collect();
+    for far in 0..nodes {
+        // Ports of nodes before `far` come to it in order, and its own to each of those in order too.
+        let (before, after) = ports.split_at_mut(far);
+        let Some(own) = after.first_mut() else { break };
+        for near in before {
+            let (here, there) = link(lane(), lane()).expect("a power of two of slots");
+            near.push(here);
+            own.push(there);
+        }
+    }
+    ports
+}
+
+/// The port of node `from` that leads to node `to`, as [`wires`] numbers them.
+pub(crate) fn port(from: usize, to: usize) -> u16 {
+    let port = if to < from { to } else { to.saturating_sub(1) };
+    u16::try_from(port).unwrap_or(u16::MAX)
+}
+
+/// Names one end of a connection, or of an attempt (an `rdma_cm_id`).
+pub(crate) type Id = u64;
+
+/// What the control side must tell a core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Make a queue pair and give it to the core.
+    Adopt {
+        node: usize,
+        id: Id,
+        /// Of the queue pair.
+        number: u32,
+        peer: usize,
+        /// Of the peer's queue pair.
+        peer_number: u32,
+        terms: Terms,
+        accepted: bool,
+    },
+    /// Messages may flow.
+    Establish {
+        node: usize,
+        connection: Handle,
+        terms: Terms,
+        dialed: bool,
+    },
+    /// End it.
+    Close { node: usize, connection: Handle },
+}
+
+/// How an attempt to connect stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Dial {
+    /// Under way.
+    Trying,
+    /// To be tried again.
+    Pausing(Instant),
+    /// Connected.
+    Up { connection: Handle, terms: Terms },
+    /// Not connected, and why.
+    Failed(String),
+}
+
+/// A message of the connection manager, on its way.
+#[derive(Clone, Copy, Debug)]
+enum Message {
+    Request {
+        from: usize,
+        number: u32,
+        private_data: [u8; CONN_BYTES],
+    },
+    Reply {
+        answerer: Id,
+        number: u32,
+        private_data: [u8; CONN_BYTES],
+    },
+    Reject {
+        reason: u16,
+        private_data: [u8; REJECT_BYTES],
+    },
+    ReadyToUse,
+    Disconnect,
+}
+
+/// Where a message goes: to a node that listens, or to one end.
+#[derive(Clone, Copy, Debug)]
+enum To {
+    Listener { node: usize, asker: Id },
+    Id(Id),
+}
+
+/// One end of a connection.
+struct Endpoint {
+    node: usize,
+    peer: usize,
+    peer_id: Option<Id>,
+    peer_number: u32,
+    number: u32,
+    state: State,
+    /// What was asked, on the dialing side.
+    request: Option<Request>,
+    /// The REP, on the other side.
+    reply: Option<[u8; CONN_BYTES]>,
+    terms: Option<Terms>,
+    connection: Option<Handle>,
+    /// A core has its queue pair.
+    adopted: bool,
+    /// What a refusal said comes next.
+    next: Option<Next>,
+    dial: Option<usize>,
+}
+
+/// One node as the connection manager knows it.
+struct Listener {
+    local: Local,
+    remembered: HashMap<Nid, Remembered>,
+}
+
+/// The connection manager of all nodes of a process.
+pub(crate) struct Manager {
+    nodes: Vec<Listener>,
+    ends: HashMap<Id, Endpoint>,
+    dials: Vec<(usize, usize, Dial)>,
+    under_way: VecDeque<(To, Message)>,
+    effects: Vec<Effect>,
+    log: Vec<String>,
+    /// Who writes down what is sent.
+    notes: Option<Notes>,
+    last_id: Id,
+    last_number: u32,
+}
+
+impl Manager {
+    pub(crate) fn new(nodes: impl IntoIterator<Item = Local>) -> Self {
+        Self {
+            nodes: nodes
+                .into_iter()
+                .map(|local| Listener {
+                    local,
+                    remembered: HashMap::new(),
+                })
+                .collect(),
+            ends: HashMap::new(),
+            dials: Vec::new(),
+            under_way: VecDeque::new(),
+            effects: Vec::new(),
+            log: Vec::new(),
+            notes: None,
+            last_id: 0,
+            last_number: FIRST_NUMBER,
+        }
+    }
+
+    /// Writes down what is sent from now on.
+    pub(crate) fn tell(&mut self, notes: Notes) {
+        self.notes = Some(notes);
+    }
+
+    /// Begins to connect one node to another; the name of the attempt.
+    pub(crate) fn dial(&mut self, from: usize, to: usize) -> usize {
+        let dial = self.dials.len();
+        self.dials.push((from, to, Dial::Trying));
+        self.attempt(dial);
+        dial
+    }
+
+    /// How an attempt stands.
+    pub(crate) fn outcome(&self, dial: usize) -> Option<&Dial> {
+        self.dials.get(dial).map(|(_, _, state)| state)
+    }
+
+    /// What is remembered of a peer.
+    #[cfg(test)]
+    fn remembered(&mut self, node: usize, peer: Nid) -> &mut Remembered {
+        self.nodes[node].remembered.entry(peer).or_default()
+    }
+
+    /// Delivers everything that is under way and looks at the time; what is to be done about it.
+    pub(crate) fn run(&mut self, now: Instant) -> Vec<Effect> {
+        for dial in 0..self.dials.len() {
+            if let Some((_, _, state @ Dial::Pausing(_))) = self.dials.get_mut(dial)
+                && matches!(state, Dial::Pausing(until) if *until <= now)
+            {
+                *state = Dial::Trying;
+                self.attempt(dial);
+            }
+        }
+        while let Some((to, message)) = self.under_way.pop_front() {
+            self.deliver(to, message);
+        }
+        core::mem::take(&mut self.effects)
+    }
+
+    /// Lines for whoever wants to follow.
+    pub(crate) fn log(&mut self) -> Vec<String> {
+        core::mem::take(&mut self.log)
+    }
+
+    /// A core has the queue pair and its receives are posted.
+    pub(crate) fn ready(&mut self, id: Id, connection: Handle) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        end.connection = Some(connection);
+        let (node, peer) = (end.node, end.peer_id);
+        match end.state {
+            State::PassiveWait => {
+                if let (Some(private_data), Some(peer)) = (end.reply, peer) {
+                    let number = end.number;
+                    self.send(
+                        To::Id(peer),
+                        Message::Reply {
+                            answerer: id,
+                            number,
+                            private_data,
+                        },
+                    );
+                }
+            }
+            State::Established => {
+                let terms = end.terms;
+                self.establish(id, terms);
+                if let Some(peer) = peer {
+                    self.send(To::Id(peer), Message::ReadyToUse);
+                }
+            }
+            _ => self.effects.push(Effect::Close { node, connection }),
+        }
+    }
+
+    /// A core has no room for the queue pair.
+    pub(crate) fn no_room(&mut self, id: Id) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        end.adopted = false;
+        let local = self.nodes[end.node].local;
+        let record = RejectRecord {
+            version: end.terms.map_or(0x12, |terms| terms.version),
+            why: Why::NoResources,
+            incarnation: local.stamp,
+            params: Some(ConnParams {
+                queue_depth: local.queue_depth,
+                max_frags: local.max_frags,
+                max_msg_size: MESSAGE_BYTES,
+            }),
+        };
+        self.log
+            .push(format!("{}: no room for another connection", local.nid));
+        if end.state == State::PassiveWait {
+            self.reject(id, record.encode());
+        } else {
+            self.fail(
+                id,
+                String::from("this node has no room for another connection"),
+            );
+            self.feed(id, Event::Close);
+        }
+    }
+
+    /// Ends a connection from this side.
+    pub(crate) fn close(&mut self, id: Id) {
+        self.feed(id, Event::Close);
+    }
+
+    /// Every end that is not destroyed yet.
+    pub(crate) fn alive(&self) -> Vec<Id> {
+        self.ends.keys().copied().collect()
+    }
+
+    /// The two nodes of an end: whose it is, and the other.
+    pub(crate) fn nodes_of(&self, id: Id) -> Option<(Nid, Nid)> {
+        let end = self.ends.get(&id)?;
+        Some((
+            self.nodes[end.node].local.nid,
+            self.nodes[end.peer].local.nid,
+        ))
+    }
+
+    /// A core has given the queue pair back. True when nobody had asked for that.
+    pub(crate) fn gone(&mut self, id: Id) -> bool {
+        let unasked = self
+            .ends
+            .get(&id)
+            .is_some_and(|end| matches!(end.state, State::PassiveWait | State::Established));
+        if let Some(end) = self.ends.get_mut(&id) {
+            end.adopted = false;
+            end.connection = None;
+        }
+        if unasked {
+            // The core has seen an error: for the connection manager that is this side's wish.
+            self.feed(id, Event::Close);
+        } else {
+            self.feed(id, Event::Drained);
+        }
+        unasked
+    }
+
+    fn attempt(&mut self, dial: usize) {
+        let Some(&(from, to, _)) = self.dials.get(dial) else {
+            return;
+        };
+        let id = self.add(from, to, State::Init);
+        if let Some(end) = self.ends.get_mut(&id) {
+            end.dial = Some(dial);
+        }
+        // Within one process every address resolves.
+        self.feed(id, Event::AddrResolved);
+    }
+
+    fn add(&mut self, node: usize, peer: usize, state: State) -> Id {
+        self.last_id += 1;
+        self.last_number = ((self.last_number + 1) & 0x00ff_ffff).max(FIRST_NUMBER);
+        let end = Endpoint {
+            node,
+            peer,
+            peer_id: None,
+            peer_number: 0,
+            number: self.last_number,
+            state,
+            request: None,
+            reply: None,
+            terms: None,
+            connection: None,
+            adopted: false,
+            next: None,
+            dial: None,
+        };
+        self.ends.insert(self.last_id, end);
+        self.last_id
+    }
+
+    fn send(&mut self, to: To, message: Message) {
+        self.note(to, &message);
+        self.under_way.push_back((to, message));
+    }
+
+    fn deliver(&mut self, to: To, message: Message) {
+        let id = match (to, message) {
+            (
+                To::Listener { node, asker },
+                Message::Request {
+                    from,
+                    number,
+                    private_data,
+                },
+            ) => {
+                let id = self.add(node, from, State::Init);
+                if let Some(end) = self.ends.get_mut(&id) {
+                    end.peer_id = Some(asker);
+                    end.peer_number = number;
+                }
+                if self.feed(id, Event::ConnectRequest) == Step::Answer {
+                    self.answer(id, &private_data);
+                }
+                return;
+            }
+            (To::Id(id), _) => id,
+            (To::Listener { .. }, _) => return,
+        };
+        match message {
+            Message::Reply {
+                answerer,
+                number,
+                private_data,
+            } => {
+                if let Some(end) = self.ends.get_mut(&id) {
+                    end.peer_id = Some(answerer);
+                    end.peer_number = number;
+                }
+                if self.feed(id, Event::ConnectResponse) == Step::Agree {
+                    self.agree(id, &private_data);
+                }
+            }
+            Message::Reject {
+                reason,
+                private_data,
+            } => {
+                if let Some(end) = self.ends.get_mut(&id)
+                    && let Some(request) = &end.request
+                {
+                    let listener = &mut self.nodes[end.node];
+                    let remembered = listener.remembered.entry(request.peer).or_default();
+                    let local = &listener.local;
+                    let next = rejected(reason, &private_data, request, local, remembered);
+                    self.log.push(format!(
+                        "{}: {} refused the connection: {next:?}",
+                        local.nid, request.peer
+                    ));
+                    end.next = Some(next);
+                }
+                self.feed(id, Event::Rejected);
+            }
+            Message::ReadyToUse => {
+                self.feed(id, Event::Established);
+            }
+            Message::Disconnect => {
+                self.note_disconnected(id);
+                self.feed(id, Event::Disconnected);
+            }
+            Message::Request { .. } => {}
+        }
+    }
+
+    /// Runs one event through the table, and does what it asks for where that needs nothing else.
+    fn feed(&mut self, id: Id, event: Event) -> Step {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return Step::Ignore;
+        };
+        let (next, what) = step(end.state, event);
+        end.state = next;
+        match what {
+            Step::Ignore | Step::Note | Step::Answer | Step::Agree | Step::Notify => {}
+            Step::ResolveRoute => {
+                self.feed(id, Event::RouteResolved);
+            }
+            Step::Connect => self.connect(id),
+            Step::Establish => {
+                let terms = end.terms;
+                self.establish(id, terms);
+            }
+            Step::End(why) => self.end(id, why),
+            Step::Destroy => self.destroy(id),
+        }
+        what
+    }
+
+    fn connect(&mut self, id: Id) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let peer = self.nodes[end.peer].local.nid;
+        let listener = &mut self.nodes[end.node];
+        let remembered = listener.remembered.entry(peer).or_default();
+        let asked = request(&listener.local, remembered, peer);
+        end.request = Some(asked);
+        let message = Message::Request {
+            from: end.node,
+            number: end.number,
+            private_data: asked.private_data,
+        };
+        let to = To::Listener {
+            node: end.peer,
+            asker: id,
+        };
+        self.send(to, message);
+    }
+
+    fn answer(&mut self, id: Id, private_data: &[u8]) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let Listener { local, remembered } = &mut self.nodes[end.node];
+        let answer = answer(private_data, None, local, move |nid| {
+            Some(remembered.entry(nid).or_default())
+        });
+        match answer {
+            Answer::Accept { terms, reply } => {
+                end.terms = Some(terms);
+                end.reply = Some(reply);
+                self.adopt(id, terms, true);
+            }
+            Answer::Reject {
+                record,
+                refusal,
+                close_others,
+                ..
+            } => {
+                let (node, peer) = (end.node, end.peer);
+                self.log
+                    .push(format!("{}: refuses a connection: {refusal}", local.nid));
+                self.reject(id, record);
+                if close_others {
+                    let others: Vec<Id> = self
+                        .ends
+                        .iter()
+                        .filter(|(_, end)| end.node == node && end.peer == peer)
+                        .filter(|(_, end)| end.terms.is_some())
+                        .map(|(id, _)| *id)
+                        .collect();
+                    for id in others {
+                        self.close(id);
+                    }
+                }
+            }
+        }
+    }
+
+    fn agree(&mut self, id: Id, private_data: &[u8]) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let Some(asked) = end.request else { return };
+        let listener = &mut self.nodes[end.node];
+        let remembered = listener.remembered.entry(asked.peer).or_default();
+        match accepted(private_data, &asked, &listener.local, remembered) {
+            Ok(terms) => {
+                end.terms = Some(terms);
+                self.adopt(id, terms, false);
+            }
+            Err(refusal) => {
+                self.fail(id, refusal.to_string());
+                self.feed(id, Event::Close);
+            }
+        }
+    }
+
+    fn adopt(&mut self, id: Id, terms: Terms, accepted: bool) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        end.adopted = true;
+        self.effects.push(Effect::Adopt {
+            node: end.node,
+            id,
+            number: end.number,
+            peer: end.peer,
+            peer_number: end.peer_number,
+            terms,
+            accepted,
+        });
+    }
+
+    fn reject(&mut self, id: Id, private_data: [u8; REJECT_BYTES]) {
+        if let Some(end) = self.ends.get_mut(&id) {
+            // It is told by the REJ, and by nothing else.
+            if let Some(peer) = end.peer_id.take() {
+                let reason = CM_CONSUMER_DEFINED;
+                self.send(
+                    To::Id(peer),
+                    Message::Reject {
+                        reason,
+                        private_data,
+                    },
+                );
+            }
+        }
+        self.feed(id, Event::Close);
+    }
+
+    fn establish(&mut self, id: Id, terms: Option<Terms>) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let (Some(connection), Some(terms)) = (end.connection, terms) else {
+            return;
+        };
+        self.effects.push(Effect::Establish {
+            node: end.node,
+            connection,
+            terms,
+            dialed: end.dial.is_some(),
+        });
+        self.log.push(format!(
+            "{}: connected with {}: queue depth {}, {} fragments",
+            terms.local, terms.peer, terms.queue_depth, terms.max_frags
+        ));
+        if let Some(dial) = end.dial
+            && let Some((_, _, state)) = self.dials.get_mut(dial)
+        {
+            *state = Dial::Up { connection, terms };
+        }
+    }
+
+    fn end(&mut self, id: Id, why: End) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let (node, adopted, connection) = (end.node, end.adopted, end.connection);
+        if end.state == State::Closing
+            && let Some(peer) = end.peer_id
+        {
+            self.send(To::Id(peer), Message::Disconnect);
+        }
+        if why != End::Rejected {
+            self.fail(id, format!("{why:?}"));
+        }
+        match (adopted, connection) {
+            (false, _) => {
+                self.feed(id, Event::Drained);
+            }
+            (true, Some(connection)) => self.effects.push(Effect::Close { node, connection }),
+            // Its core will say that it is ready; then it is closed.
+            (true, None) => {}
+        }
+    }
+
+    fn destroy(&mut self, id: Id) {
+        let Some(end) = self.ends.remove(&id) else {
+            return;
+        };
+        let (Some(dial), Some(next)) = (end.dial, end.next) else {
+            return;
+        };
+        let Some((_, _, state)) = self.dials.get_mut(dial) else {
+            return;
+        };
+        match next {
+            Next::Redial => self.attempt(dial),
+            Next::RedialLater | Next::Wait => *state = Dial::Pausing(Instant::now() + PAUSE),
+            Next::Fail(refused) => *state = Dial::Failed(refused.to_string()),
+        }
+    }
+
+    /// The attempt of this end, if it is one that nothing is known of yet, has failed.
+    fn fail(&mut self, id: Id, why: String) {
+        if let Some(dial) = self.ends.get(&id).and_then(|end| end.dial)
+            && let Some((_, _, state @ (Dial::Trying | Dial::Up { .. }))) = self.dials.get_mut(dial)
+        {
+            *state = Dial::Failed(why);
+        }
+    }
+}
+
+/// What ko2iblnd waits before it dials again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// Queue pairs 0 and 1 of a port are the management agents' own; cards leave some more out.
+const FIRST_NUMBER: u32 = 0x10;
+/// CM reject reason "consumer defined": the private data tell.
+const CM_CONSUMER_DEFINED: u16 = 28;
+/// Packets under way from one device to another.
+const LANE_SLOTS: usize = 1024;

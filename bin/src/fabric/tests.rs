@@ -1,0 +1,147 @@
+//! Handshakes between nodes whose cores take every queue pair, or none.
+
+use super::{Dial, Effect, Handle, Id, Manager, PAUSE, port, wires};
+use o2poll_dataplane::peer::Local;
+use o2poll_dataplane::wire::Nid;
+use std::time::Instant;
+
+fn local(last: u8, queue_depth: u16, max_frags: u16) -> Local {
+    Local {
+        nid: Nid::o2ib([10, 0, 0, last], 0),
+        stamp: 1000 + u64::from(last),
+        queue_depth,
+        max_frags,
+        high_water: 0,
+        require_privileged_port: false,
+        ready: true,
+    }
+}
+
+/// Cores that take every queue pair, or none.
+fn settle(manager: &mut Manager, room: bool) -> Vec<Effect> {
+    let mut all = Vec::new();
+    loop {
+        let effects = manager.run(Instant::now());
+        if effects.is_empty() {
+            return all;
+        }
+        for effect in effects {
+            match effect {
+                Effect::Adopt { id, .. } if room => manager.ready(id, handle(id)),
+                Effect::Adopt { id, .. } => manager.no_room(id),
+                Effect::Close { connection, .. } => {
+                    manager.gone(connection.to_bits());
+                }
+                Effect::Establish { .. } => {}
+            }
+            all.push(effect);
+        }
+    }
+}
+
+fn handle(id: Id) -> Handle {
+    Handle::from_bits(id)
+}
+
+#[test]
+fn ports_lead_where_they_are_numbered() {
+    let ports = wires(3);
+    assert!(ports.iter().all(|ports| ports.len() == 2));
+    assert_eq!((port(0, 1), port(0, 2)), (0, 1));
+    assert_eq!((port(1, 0), port(1, 2)), (0, 1));
+    assert_eq!((port(2, 0), port(2, 1)), (0, 1));
+}
+
+#[test]
+fn both_ends_agree_and_both_are_told() {
+    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    let dial = manager.dial(1, 0);
+    let effects = settle(&mut manager, true);
+    let Some(Dial::Up { terms, .. }) = manager.outcome(dial) else {
+        panic!("{:?}", manager.outcome(dial));
+    };
+    assert_eq!((terms.queue_depth, terms.max_frags), (8, 257));
+    assert_eq!((terms.local_stamp, terms.peer_stamp), (1002, 1001));
+    let mut numbers = Vec::new();
+    for effect in &effects {
+        if let Effect::Adopt {
+            number,
+            peer_number,
+            ..
+        } = effect
+        {
+            numbers.push((*number, *peer_number));
+        }
+    }
+    let [(a, b), (c, d)] = numbers[..] else {
+        panic!("{effects:?}")
+    };
+    assert_eq!((a, b), (d, c), "each queue pair names the other");
+    let told = effects
+        .iter()
+        .filter(|effect| matches!(effect, Effect::Establish { .. }));
+    assert_eq!(told.count(), 2);
+    for id in manager.alive() {
+        manager.close(id);
+    }
+    settle(&mut manager, true);
+    assert!(manager.alive().is_empty());
+}
+
+#[test]
+fn a_deeper_or_wider_request_is_redialed_with_what_the_peer_grants() {
+    for (asker, grants) in [
+        ((32, 257), (8, 257)),
+        ((8, 257), (8, 32)),
+        ((64, 256), (16, 16)),
+    ] {
+        let mut manager = Manager::new([local(1, grants.0, grants.1), local(2, asker.0, asker.1)]);
+        let dial = manager.dial(1, 0);
+        settle(&mut manager, true);
+        let Some(Dial::Up { terms, .. }) = manager.outcome(dial) else {
+            panic!("{:?}", manager.outcome(dial));
+        };
+        assert_eq!((terms.queue_depth, terms.max_frags), grants);
+        assert!(!manager.log().is_empty());
+    }
+}
+
+#[test]
+fn a_stale_incarnation_is_forgotten_and_dialed_again() {
+    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    manager.remembered(1, Nid::o2ib([10, 0, 0, 1], 0)).stamp = Some(77);
+    let dial = manager.dial(1, 0);
+    settle(&mut manager, true);
+    assert!(matches!(manager.outcome(dial), Some(Dial::Up { .. })));
+    assert_eq!(
+        manager.remembered(1, Nid::o2ib([10, 0, 0, 1], 0)).stamp,
+        Some(1001)
+    );
+}
+
+#[test]
+fn a_node_that_is_starting_is_asked_again_later() {
+    let starting = Local {
+        ready: false,
+        ..local(1, 8, 257)
+    };
+    let mut manager = Manager::new([starting, local(2, 8, 257)]);
+    let dial = manager.dial(1, 0);
+    settle(&mut manager, true);
+    assert!(matches!(manager.outcome(dial), Some(Dial::Pausing(_))));
+    manager.nodes[0].local.ready = true;
+    let effects = manager.run(Instant::now() + PAUSE * 2);
+    assert_eq!(effects.len(), 1, "{effects:?}");
+}
+
+#[test]
+fn no_room_is_told_to_the_asker() {
+    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    let dial = manager.dial(1, 0);
+    settle(&mut manager, false);
+    let Some(Dial::Failed(why)) = manager.outcome(dial) else {
+        panic!("{:?}", manager.outcome(dial));
+    };
+    assert!(why.contains("NoResources"), "{why}");
+    assert!(manager.alive().is_empty());
+}

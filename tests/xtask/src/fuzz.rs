@@ -1,0 +1,159 @@
+//! The fuzz targets, for a while.
+
+use core::time::Duration;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{BUILD, run};
+use crate::report::{Outcome, Report};
+use crate::tools;
+use crate::workspace::{Workspace, files};
+
+/// Runs every target for a few seconds from its corpus.
+pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
+    targets(workspace, report, SHORT, None);
+}
+
+/// Runs one target or all of them, each for `seconds`.
+pub(crate) fn targets(
+    workspace: &Workspace,
+    report: &mut Report,
+    seconds: u64,
+    only: Option<&str>,
+) {
+    let mut missing = None;
+    report.step("fuzz build", || {
+        missing = why_not();
+        if let Some(why) = &missing {
+            return Ok(Outcome::Nightly(why.clone()));
+        }
+        build(workspace)?;
+        Ok(Outcome::Passed(String::new()))
+    });
+    if missing.is_some() {
+        return;
+    }
+    let known = files(&workspace.root.join(FOLDER).join("fuzz_targets"), |name| {
+        name.ends_with(".rs")
+    });
+    let known: Vec<&str> = known
+        .iter()
+        .map(|name| name.trim_end_matches(".rs"))
+        .collect();
+    if let Some(only) = only
+        && !known.contains(&only)
+    {
+        report.step(&format!("fuzz {only}"), || {
+            bail!("no such target; there are {}", known.join(", "))
+        });
+    }
+    for target in known {
+        if only.is_none_or(|only| only == target) {
+            report.step(&format!("fuzz {target}"), || {
+                fuzz(workspace, target, seconds)
+            });
+        }
+    }
+}
+
+/// What is missing, if anything.
+fn why_not() -> Option<String> {
+    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
+        return Some("only for x86-64 Linux".to_owned());
+    }
+    if !tools::nightly() {
+        return Some("no nightly compiler".to_owned());
+    }
+    let present = Command::new("cargo")
+        .args(["+nightly", "fuzz", "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success());
+    (!present).then(|| "no cargo-fuzz: `cargo install cargo-fuzz`".to_owned())
+}
+
+fn build(workspace: &Workspace) -> Result<()> {
+    let mut command = Command::new("cargo");
+    command.current_dir(&workspace.root);
+    command.args(["+nightly", "fuzz", "build", "--fuzz-dir", FOLDER]);
+    command.args(["--target", TRIPLE]);
+    command.env_remove("CARGO").env_remove("RUSTUP_TOOLCHAIN");
+    command.env("CARGO_TARGET_DIR", workspace.target("fuzz"));
+    run(workspace, "fuzz build", BUILD, &mut command)?.success()?;
+    Ok(())
+}
+
+fn fuzz(workspace: &Workspace, target: &str, seconds: u64) -> Result<Outcome> {
+    // What is new goes here, and not into the repository.
+    let found = workspace.target("xtask").join("fuzz").join(target);
+    fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
+    let program = workspace
+        .target("fuzz")
+        .join(TRIPLE)
+        .join("release")
+        .join(target);
+    let mut command = Command::new(program);
+    command.current_dir(&workspace.root);
+    command.arg(&found);
+    command.arg(workspace.root.join(FOLDER).join("corpus").join(target));
+    command.arg(format!("-max_total_time={seconds}"));
+    command.arg(format!("-artifact_prefix={}/", found.display()));
+    // Rings and pools are lent for ever where a check does not take them back.
+    command.args(["-detect_leaks=0", "-print_final_stats=1"]);
+    command.args(["-max_len=4096", "-len_control=0", "-timeout=60"]);
+    let limit = Duration::from_secs(seconds.saturating_add(GRACE));
+    let finished = run(workspace, &format!("fuzz {target}"), limit, &mut command)?;
+    if !finished.status.success() {
+        let panic = finished
+            .output
+            .lines()
+            .skip_while(|line| !line.contains("panicked at"))
+            .take(2)
+            .collect::<Vec<_>>()
+            .join(": ");
+        bail!(
+            "{panic}; the input is in {}{}",
+            found.display(),
+            finished.quote()
+        );
+    }
+    let runs = runs(&finished.output).context("it did not say how often it ran")?;
+    if runs == 0 {
+        bail!("not one run{}", finished.quote());
+    }
+    Ok(Outcome::Passed(format!("{runs} runs")))
+}
+
+fn runs(output: &str) -> Option<u64> {
+    output.lines().find_map(|line| {
+        line.strip_prefix("stat::number_of_executed_units:")?
+            .trim()
+            .parse()
+            .ok()
+    })
+}
+
+/// Seconds for each target where nobody says.
+pub(crate) const SHORT: u64 = 8;
+
+/// To read a corpus, and to finish the last run.
+const GRACE: u64 = 120;
+
+const FOLDER: &str = "tests/fuzz";
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+#[cfg(test)]
+mod tests {
+    use super::runs;
+
+    #[test]
+    fn the_number_of_runs_is_read_as_libfuzzer_writes_it() {
+        let output =
+            "Done\nstat::number_of_executed_units: 4680\nstat::average_exec_per_sec:     76\n";
+        assert_eq!(runs(output), Some(4680));
+        assert_eq!(runs("INFO: Seed: 1\n"), None);
+    }
+}
