@@ -22,8 +22,13 @@ use crate::tsc::{self, Calibration};
 /// Least operations per sample.
 pub const LEAST_BATCH: u64 = 64;
 
-/// Does as many operations as it is told, a multiple of the row's granule.
-pub type Batch = Box<dyn FnMut(u64) + Send>;
+/// Does as many operations as it is told, a multiple of the row's granule. `Some`: how many ticks they took,
+/// where not all that was done is to be counted.
+pub type Batch = Box<dyn FnMut(u64) -> Option<u64> + Send>;
+
+/// Figures of a contender besides its time. Called before the first sample, when what it returns is dropped,
+/// and after the last: each call forgets what came before it.
+pub type Figures = Box<dyn FnMut() -> Vec<Figure> + Send>;
 
 /// What a contender is in its row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,11 +53,63 @@ impl Role {
     }
 }
 
+/// One more figure.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figure {
+    /// What it is, with its unit: `work requests`, `p99 ns`.
+    pub name: &'static str,
+    /// The figure.
+    pub value: f64,
+}
+
+/// What a goal demands of its value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// This or more.
+    AtLeast(f64),
+    /// This or less.
+    AtMost(f64),
+}
+
+impl Bound {
+    /// Whether the value is within.
+    #[must_use]
+    pub fn admits(self, value: f64) -> bool {
+        match self {
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+        }
+    }
+}
+
+/// How a goal's value comes out of the medians of its row.
+type Judge = Box<dyn Fn(&Measured) -> Option<f64>>;
+
+/// A goal, and what became of it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Judged {
+    /// What is compared with what.
+    pub text: &'static str,
+    /// What it should be.
+    pub bound: Bound,
+    /// What it was.
+    pub value: f64,
+}
+
+impl Judged {
+    /// Whether it was reached.
+    #[must_use]
+    pub fn reached(&self) -> bool {
+        self.bound.admits(self.value)
+    }
+}
+
 /// One way to do a row's operation.
 pub struct Contender {
     name: String,
     role: Role,
     here: Batch,
+    figures: Option<Figures>,
     partner: Option<Partner>,
 }
 
@@ -61,7 +118,9 @@ pub struct Row {
     name: String,
     operation: &'static str,
     granule: u64,
+    bytes: u64,
     contenders: Vec<Contender>,
+    goals: Vec<(&'static str, Bound, Judge)>,
     cores: Cores,
 }
 
@@ -73,7 +132,9 @@ impl Row {
             name: name.into(),
             operation,
             granule: 1,
+            bytes: 0,
             contenders: Vec::new(),
+            goals: Vec::new(),
             cores,
         }
     }
@@ -85,19 +146,61 @@ impl Row {
         self
     }
 
+    /// An operation moves so many bytes: the table says GB/s.
+    #[must_use]
+    pub fn bytes(mut self, bytes: u64) -> Self {
+        self.bytes = bytes;
+        self
+    }
+
+    /// A goal: `value`, from the medians of this row, is to be within `bound`.
+    #[must_use]
+    pub fn goal(
+        mut self,
+        text: &'static str,
+        bound: Bound,
+        value: impl Fn(&Measured) -> Option<f64> + 'static,
+    ) -> Self {
+        self.goals.push((text, bound, Box::new(value)));
+        self
+    }
+
+    /// More figures of the contender that was added last.
+    #[must_use]
+    pub fn figures(mut self, figures: impl FnMut() -> Vec<Figure> + Send + 'static) -> Self {
+        if let Some(last) = self.contenders.last_mut() {
+            last.figures = Some(Box::new(figures));
+        }
+        self
+    }
+
     /// Adds a contender that needs the one measuring thread only.
     #[must_use]
     pub fn here(
-        mut self,
+        self,
         role: Role,
         name: impl Into<String>,
-        batch: impl FnMut(u64) + Send + 'static,
+        mut batch: impl FnMut(u64) + Send + 'static,
     ) -> Self {
-        self.contenders.push(Contender {
-            name: name.into(),
+        self.add(
             role,
-            here: Box::new(batch),
-            partner: None,
+            name.into(),
+            Box::new(move |n| {
+                batch(n);
+                None
+            }),
+            None,
+        )
+    }
+
+    fn add(mut self, role: Role, name: String, here: Batch, far: Option<Batch>) -> Self {
+        let partner = far.map(|far| Partner::start(self.cores.far, far));
+        self.contenders.push(Contender {
+            name,
+            role,
+            here,
+            figures: None,
+            partner,
         });
         self
     }
@@ -106,7 +209,7 @@ impl Row {
     /// the same time and for the same number of operations. A sample lasts until both are done.
     #[must_use]
     pub fn across(
-        mut self,
+        self,
         role: Role,
         name: impl Into<String>,
         near: impl FnMut(u64) + Send + 'static,
@@ -114,13 +217,40 @@ impl Row {
     ) -> Self {
         // In lines of their own: what the two halves keep to themselves must not share one.
         let (mut near, mut far) = (CachePadded::new(near), CachePadded::new(far));
-        self.contenders.push(Contender {
-            name: name.into(),
+        self.add(
             role,
-            here: Box::new(move |n| (*near)(n)),
-            partner: Some(Partner::start(self.cores.far, Box::new(move |n| (*far)(n)))),
-        });
-        self
+            name.into(),
+            Box::new(move |n| {
+                (*near)(n);
+                None
+            }),
+            Some(Box::new(move |n| {
+                (*far)(n);
+                None
+            })),
+        )
+    }
+
+    /// The same, but `near` says how many ticks its operations took: what it does between them, e.g. to
+    /// bring the caches into the state that is wanted, does not count.
+    #[must_use]
+    pub fn across_timed(
+        self,
+        role: Role,
+        name: impl Into<String>,
+        near: impl FnMut(u64) -> u64 + Send + 'static,
+        far: impl FnMut(u64) + Send + 'static,
+    ) -> Self {
+        let (mut near, mut far) = (CachePadded::new(near), CachePadded::new(far));
+        self.add(
+            role,
+            name.into(),
+            Box::new(move |n| Some((*near)(n))),
+            Some(Box::new(move |n| {
+                (*far)(n);
+                None
+            })),
+        )
     }
 
     /// Measures all contenders in turns.
@@ -131,6 +261,9 @@ impl Row {
             .iter_mut()
             .map(|contender| contender.batch(self.granule, effort, calibration))
             .collect();
+        for contender in &mut self.contenders {
+            contender.take_figures();
+        }
         let mut samples: Vec<Vec<Sample>> = vec![Vec::new(); self.contenders.len()];
         let began = Instant::now();
         for turn in 0..effort.samples {
@@ -152,12 +285,22 @@ impl Row {
                 Outcome::of(contender, batch, &samples, calibration)
             })
             .collect();
-        Measured {
+        let mut measured = Measured {
             name: self.name,
             operation: self.operation,
+            bytes: self.bytes,
             outcomes,
+            goals: Vec::new(),
             distance: None,
-        }
+        };
+        measured.goals = self
+            .goals
+            .into_iter()
+            .filter_map(|(text, bound, value)| {
+                value(&measured).map(|value| Judged { text, bound, value })
+            })
+            .collect();
+        measured
     }
 }
 
@@ -182,21 +325,26 @@ impl Contender {
         }
     }
 
+    fn take_figures(&mut self) -> Vec<Figure> {
+        self.figures.as_mut().map_or_else(Vec::new, |take| take())
+    }
+
     fn sample(&mut self, operations: u64) -> Sample {
         let preempted_before = tsc::preemptions();
         let (ticks, far_preempted) = match &mut self.partner {
             None => {
                 let from = tsc::start();
-                (self.here)(operations);
-                (tsc::stop().wrapping_sub(from), false)
+                let own = (self.here)(operations);
+                let ticks = tsc::stop().wrapping_sub(from);
+                (own.unwrap_or(ticks), false)
             }
             Some(partner) => {
                 let running = partner.begin(operations);
                 let from = tsc::start();
-                (self.here)(operations);
+                let own = (self.here)(operations);
                 running.wait();
                 let ticks = tsc::stop().wrapping_sub(from);
-                (ticks, running.preempted())
+                (own.unwrap_or(ticks), running.preempted())
             }
         };
         Sample {
@@ -263,8 +411,12 @@ pub struct Measured {
     pub name: String,
     /// What is counted.
     pub operation: &'static str,
+    /// Bytes that an operation moves, or 0.
+    pub bytes: u64,
     /// One per contender, in the row's order.
     pub outcomes: Vec<Outcome>,
+    /// The row's goals.
+    pub goals: Vec<Judged>,
     /// How far apart the cores were before and after, if the row used two: nanoseconds for one
     /// cache line there and back.
     pub distance: Option<(f64, f64)>,
@@ -279,6 +431,29 @@ impl Measured {
             .first()
             .map_or(f64::NAN, |ours| ours.ticks.p50);
         outcome.ticks.p50 / ours
+    }
+
+    /// The median of a contender, in ticks per operation.
+    #[must_use]
+    pub fn ticks_of(&self, name: &str) -> Option<f64> {
+        let outcome = self.outcomes.iter().find(|outcome| outcome.name == name)?;
+        Some(outcome.ticks.p50)
+    }
+
+    /// The least median of the row's floors, in ticks per operation.
+    #[must_use]
+    pub fn best_floor(&self) -> Option<f64> {
+        self.outcomes
+            .iter()
+            .filter(|outcome| outcome.role == Role::Floor)
+            .map(|outcome| outcome.ticks.p50)
+            .min_by(f64::total_cmp)
+    }
+
+    /// GB/s of a contender: 10^9 bytes in a second, by the median.
+    #[must_use]
+    pub fn gigabytes(&self, outcome: &Outcome) -> Option<f64> {
+        (self.bytes != 0).then(|| self.bytes as f64 / outcome.ns.p50)
     }
 }
 
@@ -300,11 +475,13 @@ pub struct Outcome {
     pub ticks: Summary,
     /// Per operation, in nanoseconds.
     pub ns: Summary,
+    /// Whatever else it tells of itself.
+    pub figures: Vec<Figure>,
 }
 
 impl Outcome {
     fn of(
-        contender: Contender,
+        mut contender: Contender,
         batch: u64,
         samples: &[Sample],
         calibration: &Calibration,
@@ -317,7 +494,9 @@ impl Outcome {
             .map(|sample| sample.ticks)
             .collect();
         let ticks = Summary::of(kept)?;
+        let figures = contender.take_figures();
         Some(Self {
+            figures,
             name: contender.name,
             role: contender.role,
             batch,
@@ -487,7 +666,10 @@ mod tests {
 
     use core_affinity::CoreId;
 
-    use super::{Contender, Cores, Effort, LEAST_BATCH, Measured, Outcome, Role, Row, Sample};
+    use super::{
+        Bound, Contender, Cores, Effort, Figure, Judged, LEAST_BATCH, Measured, Outcome, Role, Row,
+        Sample,
+    };
     use crate::stats::Summary;
     use crate::tsc::Calibration;
 
@@ -577,11 +759,14 @@ mod tests {
                 p99: 1000.0,
             },
             ns: Summary::of(vec![1.0]).unwrap(),
+            figures: Vec::new(),
         };
         let measured = Measured {
             name: String::new(),
             operation: "step",
+            bytes: 0,
             outcomes: vec![outcome(4.0, 0), outcome(10.0, 11)],
+            goals: Vec::new(),
             distance: None,
         };
         let [ours, rival] = &measured.outcomes[..] else {
@@ -589,6 +774,35 @@ mod tests {
         };
         assert_eq!((measured.ratio(ours), measured.ratio(rival)), (1.0, 2.5));
         assert!(!ours.flagged() && rival.flagged());
+    }
+
+    #[test]
+    fn goals_are_judged_by_the_medians_and_figures_forget_the_warming_up() {
+        let seen = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&seen);
+        let row = Row::new("goals", "step", ANYWHERE)
+            .here(Role::Ours, "a", move |n| {
+                count.fetch_add(n, Ordering::Relaxed);
+            })
+            .figures(move || {
+                vec![Figure {
+                    name: "steps",
+                    value: seen.swap(0, Ordering::Relaxed) as f64,
+                }]
+            })
+            .across_timed(Role::Floor, "b", |n| n * 10, |_| ())
+            .goal("ten ticks", Bound::AtLeast(10.0), |row| row.ticks_of("b"))
+            .goal("less", Bound::AtMost(9.0), |row| row.best_floor())
+            .goal("nothing", Bound::AtMost(9.0), |row| row.ticks_of("c"));
+        let measured = row.measure(&effort(), &calibration());
+        let reached: Vec<_> = measured.goals.iter().map(Judged::reached).collect();
+        assert_eq!(reached, [true, false]);
+        let [a, b] = &measured.outcomes[..] else {
+            panic!("two outcomes")
+        };
+        assert_eq!(a.figures[0].value, 12.0 * a.batch as f64);
+        assert!(b.figures.is_empty());
+        assert_eq!(b.ticks.p50, 10.0);
     }
 
     #[test]
@@ -603,7 +817,8 @@ mod tests {
             let contender = Contender {
                 name: String::new(),
                 role: Role::Ours,
-                here: Box::new(|_| ()),
+                here: Box::new(|_| None),
+                figures: None,
                 partner: None,
             };
             Outcome::of(contender, 64, &samples, &calibration()).unwrap()

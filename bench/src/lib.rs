@@ -8,6 +8,7 @@
 //! * [`stats`]: least, median, 99th percentile
 //! * [`harness`]: rows and contenders, and the loop that lets them take turns
 //! * [`machine`]: what the figures were measured on, and how idle it was
+//! * [`nodes`]: whole nodes over the software device, for rows of transfers
 //! * [`table`]: the report, as text and as JSON
 //! * [`rows`]: what is measured; a new row goes there
 //!
@@ -16,6 +17,7 @@
 
 pub mod harness;
 pub mod machine;
+pub mod nodes;
 pub mod rows;
 pub mod stats;
 pub mod table;

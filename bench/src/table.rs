@@ -4,7 +4,7 @@ use core::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Measured, Outcome};
+use crate::harness::{Bound, Judged, Measured, Outcome};
 use crate::stats::Summary;
 
 /// The head of the table; what the columns mean.
@@ -31,7 +31,28 @@ pub fn text(row: &Measured) -> String {
     for outcome in &row.outcomes {
         line(&mut out, row, outcome);
     }
+    for goal in &row.goals {
+        let _ = writeln!(
+            out,
+            "  goal: {} {}: {}, {}",
+            goal.text,
+            bound(goal),
+            figure(goal.value),
+            verdict(goal)
+        );
+    }
     out
+}
+
+fn bound(goal: &Judged) -> String {
+    match goal.bound {
+        Bound::AtLeast(least) => format!("at least {}", figure(least)),
+        Bound::AtMost(most) => format!("at most {}", figure(most)),
+    }
+}
+
+fn verdict(goal: &Judged) -> &'static str {
+    if goal.reached() { "reached" } else { "missed" }
 }
 
 fn line(out: &mut String, row: &Measured, outcome: &Outcome) {
@@ -57,6 +78,17 @@ fn line(out: &mut String, row: &Measured, outcome: &Outcome) {
         );
     }
     out.push('\n');
+    let speed = row
+        .gigabytes(outcome)
+        .map(|speed| format!("{} GB/s", figure(speed)));
+    let figures = outcome
+        .figures
+        .iter()
+        .map(|extra| format!("{} {}", figure(extra.value), extra.name));
+    let all: Vec<_> = speed.into_iter().chain(figures).collect();
+    if !all.is_empty() {
+        let _ = writeln!(out, "      {}", all.join(", "));
+    }
 }
 
 /// Three digits that count.
@@ -74,6 +106,12 @@ pub fn json(row: &Measured) -> Value {
     json!({
         "row": row.name,
         "operation": row.operation,
+        "bytes": row.bytes,
+        "goals": row.goals.iter().map(|goal| json!({
+            "goal": format!("{} {}", goal.text, bound(goal)),
+            "value": goal.value,
+            "reached": goal.reached(),
+        })).collect::<Vec<_>>(),
         "line_round_trip_ns": row.distance.map(|(before, after)| [before, after]),
         "contenders": row.outcomes.iter().map(|outcome| json!({
             "name": outcome.name,
@@ -85,6 +123,10 @@ pub fn json(row: &Measured) -> Value {
             "tsc": summary(outcome.ticks),
             "ns": summary(outcome.ns),
             "ratio_to_ours": row.ratio(outcome),
+            "gigabytes_per_second": row.gigabytes(outcome),
+            "figures": outcome.figures.iter()
+                .map(|extra| (extra.name.to_owned(), json!(extra.value)))
+                .collect::<serde_json::Map<_, _>>(),
         })).collect::<Vec<_>>(),
     })
 }
@@ -96,7 +138,7 @@ fn summary(summary: Summary) -> Value {
 #[cfg(test)]
 mod tests {
     use super::{json, text};
-    use crate::harness::{Measured, Outcome, Role};
+    use crate::harness::{Bound, Figure, Judged, Measured, Outcome, Role};
     use crate::stats::Summary;
 
     fn outcome(name: &str, role: Role, p50: f64, preempted: usize) -> Outcome {
@@ -113,6 +155,7 @@ mod tests {
             preempted,
             ticks,
             ns: ticks.map(|ticks| ticks / 2.0),
+            figures: Vec::new(),
         }
     }
 
@@ -124,6 +167,8 @@ mod tests {
                 outcome("index ring", Role::Ours, 2.0, 0),
                 outcome("rtrb", Role::Rival, 5.0, 3),
             ],
+            bytes: 0,
+            goals: Vec::new(),
             distance: Some((60.0, 330.4)),
         }
     }
@@ -142,6 +187,34 @@ mod tests {
             "{}",
             lines[2]
         );
+    }
+
+    #[test]
+    fn goals_speed_and_figures_are_told() {
+        let mut row = row();
+        row.bytes = 4096;
+        row.outcomes[0].figures.push(Figure {
+            name: "doorbells",
+            value: 2.0,
+        });
+        for most in [1.0, 3.0] {
+            row.goals.push(Judged {
+                text: "ours over the floor",
+                bound: Bound::AtMost(most),
+                value: 2.0,
+            });
+        }
+        let text = text(&row);
+        assert!(text.contains("      4096 GB/s, 2.00 doorbells\n"), "{text}");
+        assert!(
+            text.contains("  goal: ours over the floor at most 1.00: 2.00, missed\n"),
+            "{text}"
+        );
+        assert!(text.contains("at most 3.00: 2.00, reached\n"), "{text}");
+        let json = json(&row);
+        assert_eq!(json["goals"][0]["reached"], false);
+        assert_eq!(json["contenders"][0]["figures"]["doorbells"], 2.0);
+        assert_eq!(json["contenders"][0]["gigabytes_per_second"], 4096.0);
     }
 
     #[test]

@@ -327,6 +327,46 @@ impl<'a> Posted<'a> {
     }
 }
 
+/// What moves bytes for a device without one of its own; the standard library's copy by default.
+#[derive(Clone, Copy, Debug)]
+pub struct Copier(unsafe fn(*mut u8, *const u8, usize));
+
+impl Copier {
+    /// A copy of the caller's, e.g. with non-temporal stores.
+    ///
+    /// # Safety
+    /// Called with a sink, a source and a length, it does what [`core::ptr::copy`] does, overlapping ranges
+    /// included, and its stores are ordered before a later release store of the same thread (`sfence` after
+    /// non-temporal ones).
+    #[must_use]
+    pub const unsafe fn new(copy: unsafe fn(*mut u8, *const u8, usize)) -> Self {
+        Self(copy)
+    }
+
+    /// Copies `length` bytes; the ranges may overlap.
+    ///
+    /// # Safety
+    /// As for [`core::ptr::copy`] with bytes.
+    #[inline]
+    pub unsafe fn copy(self, to: *mut u8, from: *const u8, length: usize) {
+        // SAFETY: by the caller's word, and by that of who made the copier.
+        unsafe { (self.0)(to, from, length) }
+    }
+}
+
+impl Default for Copier {
+    fn default() -> Self {
+        Self(move_bytes)
+    }
+}
+
+/// # Safety
+/// As for [`core::ptr::copy`].
+unsafe fn move_bytes(to: *mut u8, from: *const u8, length: usize) {
+    // SAFETY: by the caller's word.
+    unsafe { ptr::copy(from, to, length) }
+}
+
 #[expect(clippy::cast_possible_truncation, reason = "came from a pointer")]
 const fn address(piece: Sge) -> usize {
     piece.address as usize

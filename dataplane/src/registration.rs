@@ -6,7 +6,7 @@
 //! descriptors are reused first-in first-out: the same key comes back only after 256 rounds over
 //! all windows, so a dead key stays dead for long.
 
-use crate::memory::MAX_FRAGMENTS;
+use crate::memory::{MAX_FRAGMENTS, PageList};
 use crate::nic::{Capabilities, Layout, Mechanisms, RKey, Region, Sge};
 
 /// Where a window is in its life.
@@ -266,6 +266,55 @@ impl Scratch {
         None
     }
 
+    /// Lays out `length` bytes of `list` from `offset` on, as [`lay_out`](Self::lay_out) does, without a copy of
+    /// the list where the device takes it as it is.
+    pub fn lay_out_list<'l>(
+        &'l mut self,
+        capabilities: &Capabilities,
+        list: &'l PageList<'_>,
+        offset: u64,
+        length: u32,
+    ) -> Option<(Mechanism, Layout<'l>)> {
+        let pieces = list.pieces();
+        if Self::takes_whole(capabilities, list, offset, length) {
+            return Some((Mechanism::FragmentList, Layout::Fragments(pieces)));
+        }
+        self.lay_out(capabilities, list.slice(offset, length))
+    }
+
+    /// Whether `lay_out_list` would find a way.
+    pub fn can_lay_out(
+        &mut self,
+        capabilities: &Capabilities,
+        list: &PageList<'_>,
+        offset: u64,
+        length: u32,
+    ) -> bool {
+        let mechanisms = capabilities.mechanisms;
+        // A part of a list has no more pieces than all of it.
+        let short = list.pieces().len() <= capabilities.max_fragments as usize;
+        (mechanisms.contains(Mechanisms::FRAGMENTS)
+            && short
+            && length != 0
+            && offset.saturating_add(u64::from(length)) <= list.length())
+            || self
+                .lay_out(capabilities, list.slice(offset, length))
+                .is_some()
+    }
+
+    fn takes_whole(
+        capabilities: &Capabilities,
+        list: &PageList<'_>,
+        offset: u64,
+        length: u32,
+    ) -> bool {
+        capabilities.mechanisms.contains(Mechanisms::FRAGMENTS)
+            && offset == 0
+            && u64::from(length) == list.length()
+            && length != 0
+            && list.pieces().len() <= capabilities.max_fragments as usize
+    }
+
     /// The pages of page-shaped pieces, and the offset of the first byte in the first page.
     fn fill_pages(&mut self, capabilities: &Capabilities) -> Option<u32> {
         let page = 1_u64.checked_shl(u32::from(capabilities.page_shift))?;
@@ -296,6 +345,7 @@ impl Scratch {
 mod tests {
     extern crate std;
     use super::{Descriptor, Free, Mechanism, Scratch};
+    use crate::memory::{PageList, Range};
     use crate::nic::{Capabilities, LKey, Layout, Mechanisms, RKey, Region, Sge};
     use std::vec::Vec;
 
@@ -422,6 +472,44 @@ mod tests {
         );
         assert!(pages(&[piece(0x1000, 0x8000)]).is_some());
         assert_eq!(pages(&[]), None);
+    }
+
+    #[test]
+    fn a_list_that_the_device_takes_as_it_is_is_not_copied() {
+        let mut backing = std::vec![0_u8; 4096];
+        let mut rest = Range::of_bytes(&mut backing, LKey(1)).unwrap();
+        let mut list = PageList::new();
+        for _ in 0..4 {
+            let (head, tail) = rest.split_at(100).unwrap();
+            let (_hole, tail) = tail.split_at(28).unwrap();
+            list.push(head).unwrap();
+            rest = tail;
+        }
+        let mut scratch = Scratch::new();
+        let caps = capabilities(Mechanisms::all());
+        for (offset, length) in [(0, 400), (50, 350), (0, 399), (120, 10), (400, 0), (0, 0)] {
+            let expected: Vec<_> = list.slice(offset, length).collect();
+            assert_eq!(
+                scratch.can_lay_out(&caps, &list, offset, length),
+                length != 0
+            );
+            match scratch.lay_out_list(&caps, &list, offset, length) {
+                Some((Mechanism::FragmentList, Layout::Fragments(found))) => {
+                    assert_eq!(found, &expected[..]);
+                    assert_eq!(found.as_ptr() == list.pieces().as_ptr(), length == 400);
+                }
+                other => assert!(length == 0 && other.is_none()),
+            }
+        }
+        // One piece too many for the device: only a part of it goes.
+        let caps = Capabilities {
+            max_fragments: 3,
+            ..capabilities(Mechanisms::FRAGMENTS)
+        };
+        assert!(scratch.lay_out_list(&caps, &list, 0, 400).is_none());
+        assert!(!scratch.can_lay_out(&caps, &list, 0, 400));
+        assert!(scratch.lay_out_list(&caps, &list, 0, 300).is_some());
+        assert!(scratch.can_lay_out(&caps, &list, 0, 300));
     }
 
     #[test]

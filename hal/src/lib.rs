@@ -9,15 +9,17 @@
 //! | [`arena`] | one mapping per core or node that the device may touch, cut into [`Range`](o2poll_dataplane::memory::Range)s |
 //! | [`cores`] | which cores there are, pinning, and how often a polling core was interrupted |
 //! | [`clock`] | the TSC as the data plane's clock, and the wall-clock stamp of an incarnation |
+//! | [`copy`] | the copy that the software device moves bytes with |
 //! | [`count_alloc`] | a global allocator that counts what polling cores ask of it |
 //! | [`roce`] | RoCEv2 frames, for a capture of what the software device moves |
 //! | [`pcap`] | capture files |
 //!
-//! Unsafe code is in [`arena`] (mappings), [`clock`] (one instruction) and [`count_alloc`] (a global
+//! Unsafe code is in [`arena`] (mappings), [`copy`], [`clock`] (one instruction) and [`count_alloc`] (a global
 //! allocator is an unsafe trait), and nowhere else.
 
 pub mod arena;
 pub mod clock;
+pub mod copy;
 pub mod cores;
 pub mod count_alloc;
 pub mod pcap;

@@ -1,7 +1,12 @@
 //! What is measured. Each file has a `specs` function that names its rows; [`all`] puts them in order.
 
+pub mod copy;
 pub mod floor;
+pub mod map;
+pub mod poll;
 pub mod ring;
+pub mod transfer;
+pub mod wire;
 
 use crate::harness::{Cores, Row};
 
@@ -41,10 +46,18 @@ impl Spec {
 /// Every row there is.
 #[must_use]
 pub fn all() -> Vec<Spec> {
-    [floor::specs(), ring::specs()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        floor::specs(),
+        ring::specs(),
+        wire::specs(),
+        copy::specs(),
+        map::specs(),
+        poll::specs(),
+        transfer::specs(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 #[cfg(test)]

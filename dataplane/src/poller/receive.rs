@@ -1018,8 +1018,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.role = Role::Nak(0);
         } else {
             let mappable = self.entries.get(found.entry).is_some_and(|attached| {
-                let pieces = attached.entry.memory.slice(found.offset, found.length);
-                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+                let list = &*attached.entry.memory;
+                self.scratch
+                    .can_lay_out(&self.capabilities, list, found.offset, found.length)
             });
             if !mappable {
                 return self.refuse(connection, Role::Nak(EPROTONOSUPPORT), cookie, again, now);

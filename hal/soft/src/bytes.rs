@@ -6,7 +6,7 @@
 
 use core::ptr::{self, NonNull};
 
-use o2poll_dataplane::memory::Range;
+use o2poll_dataplane::memory::{Copier, Range};
 use o2poll_dataplane::nic::Rights;
 
 /// A range of memory that the device may touch: what `ibv_reg_mr` makes.
@@ -203,43 +203,26 @@ impl Pieces for Pair {
     }
 }
 
-/// What moves the bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct Copier(unsafe fn(*mut u8, *const u8, usize));
-
-impl Copier {
-    /// A copy of the caller's, e.g. with non-temporal stores.
-    ///
-    /// # Safety
-    /// Called with a sink, a source and a length, it does what [`core::ptr::copy`] does, overlapping ranges
-    /// included, and its stores are ordered before a later release store of the same thread (`sfence` after
-    /// non-temporal ones).
-    #[must_use]
-    pub const unsafe fn new(copy: unsafe fn(*mut u8, *const u8, usize)) -> Self {
-        Self(copy)
-    }
-
-    /// Copies at most `most` bytes, as many as both sides have; how many.
-    pub(crate) fn run(self, to: &mut impl Pieces, from: &mut impl Pieces, most: u32) -> u32 {
-        let mut copied = 0_u32;
-        while copied < most {
-            let Some(mut source) = from.next(most.wrapping_sub(copied)) else {
+/// Copies at most `most` bytes, as many as both sides have; how many.
+pub(crate) fn run(copier: Copier, to: &mut impl Pieces, from: &mut impl Pieces, most: u32) -> u32 {
+    let mut copied = 0_u32;
+    while copied < most {
+        let Some(mut source) = from.next(most.wrapping_sub(copied)) else {
+            return copied;
+        };
+        while source.length != 0 {
+            let Some(sink) = to.next(source.length) else {
                 return copied;
             };
-            while source.length != 0 {
-                let Some(sink) = to.next(source.length) else {
-                    return copied;
-                };
-                let (now, rest) = source.cut(sink.length);
-                // SAFETY: both spans were checked against a `Memory` whose contract makes them valid
-                // for as long as a device can hold them, and have the same length. They may overlap.
-                unsafe { (self.0)(sink.pointer(), now.pointer(), now.length as usize) };
-                copied = copied.wrapping_add(now.length);
-                source = rest;
-            }
+            let (now, rest) = source.cut(sink.length);
+            // SAFETY: both spans were checked against a `Memory` whose contract makes them valid for as
+            // long as a device can hold them, and have the same length. They may overlap.
+            unsafe { copier.copy(sink.pointer(), now.pointer(), now.length as usize) };
+            copied = copied.wrapping_add(now.length);
+            source = rest;
         }
-        copied
     }
+    copied
 }
 
 /// Copies out of checked memory, as much as both sides have; how much.
@@ -260,22 +243,9 @@ pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
     copied
 }
 
-impl Default for Copier {
-    fn default() -> Self {
-        Self(move_bytes)
-    }
-}
-
-/// # Safety
-/// As for [`core::ptr::copy`].
-unsafe fn move_bytes(to: *mut u8, from: *const u8, length: usize) {
-    // SAFETY: by the caller's word.
-    unsafe { ptr::copy(from, to, length) }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{Copier, Memory, Pair, Pieces, Span};
+    use super::{Copier, Memory, Pair, Pieces, Span, run};
     use core::ptr::NonNull;
 
     fn memory(bytes: &mut [u8]) -> Memory {
@@ -305,7 +275,7 @@ mod tests {
         let mut from = Pair(at(0, 3), at(4, 3));
         let mut to = Pair(at(8, 1), at(10, 5));
         from.skip(1);
-        assert_eq!(Copier::default().run(&mut to, &mut from, 100), 5);
+        assert_eq!(run(Copier::default(), &mut to, &mut from, 100), 5);
         assert!(from.next(1).is_none());
         assert_eq!(to.next(9).map(Span::length), Some(1));
         assert_eq!(bytes[8..], [1, 9, 2, 4, 5, 6, 14, 15]);

@@ -210,6 +210,8 @@ impl<'a> Keys<'a> {
             .ok_or(reject)?;
         let mut list = Builder {
             room,
+            last: Span::EMPTY,
+            start: 0,
             used: 0,
             length: 0,
         };
@@ -386,33 +388,40 @@ impl Memories<'_> {
     }
 
     /// By local key.
-    fn piece(&self, piece: Sge) -> Option<Span> {
-        let index = (piece.lkey.0 >> 8).checked_sub(MEMORY_INDEX)?;
+    fn named(&self, lkey: LKey) -> Option<&Memory> {
+        let index = (lkey.0 >> 8).checked_sub(MEMORY_INDEX)?;
         let memory = self.all.get(index as usize)?.as_ref()?;
-        if piece.lkey.0 & 0xff != 0 || !self.admits(memory) {
-            return None;
-        }
-        memory.span(piece.address, piece.length)
+        (lkey.0 & 0xff == 0 && self.admits(memory)).then_some(memory)
+    }
+
+    fn piece(&self, piece: Sge) -> Option<Span> {
+        self.named(piece.lkey)?.span(piece.address, piece.length)
     }
 
     /// By address: a page list names no key.
-    fn page(&self, address: u64, length: u32) -> Option<Span> {
+    fn around(&self, address: u64, length: u32) -> Option<(&Memory, Span)> {
         self.all
             .iter()
             .flatten()
             .filter(|memory| self.admits(memory))
-            .find_map(|memory| memory.span(address, length))
+            .find_map(|memory| Some((memory, memory.span(address, length)?)))
     }
 }
 
 /// A fragment list being written. Neighbours that touch become one.
 struct Builder<'k> {
     room: &'k mut [Fragment],
+    /// Not yet in the list: what follows may touch it.
+    last: Span,
+    start: u32,
     used: u32,
     length: u32,
 }
 
 impl Builder<'_> {
+    /// Inlined, so that the last fragment lives in registers: written piece by piece and read back whole, it
+    /// would have to wait for its own stores.
+    #[inline(always)]
     fn fill(
         &mut self,
         memories: &Memories<'_>,
@@ -422,12 +431,22 @@ impl Builder<'_> {
         match order.layout {
             // A window is addressed as the memory is.
             Layout::Window(piece) if piece.address != order.base => None,
-            Layout::Window(piece) => self.push(memories.piece(piece)?),
+            Layout::Window(piece) => {
+                self.push(memories.piece(piece)?)?;
+                self.write()
+            }
             Layout::Fragments(list) => {
+                // Most lists lie in one memory: it is looked up once.
+                let mut lkey = list.first()?.lkey;
+                let mut memory = memories.named(lkey)?;
                 for piece in list {
-                    self.push(memories.piece(*piece)?)?;
+                    if piece.lkey != lkey {
+                        lkey = piece.lkey;
+                        memory = memories.named(lkey)?;
+                    }
+                    self.push(memory.span(piece.address, piece.length)?)?;
                 }
-                Some(())
+                self.write()
             }
             Layout::Pages {
                 shift,
@@ -440,6 +459,7 @@ impl Builder<'_> {
                 let size = 1_u32 << shift;
                 let mut skip = first_offset;
                 let mut left = order.length;
+                let mut memory: Option<&Memory> = None;
                 for page in pages {
                     let room = size.checked_sub(skip).filter(|room| *room != 0)?;
                     if page & u64::from(size.wrapping_sub(1)) != 0 || left == 0 {
@@ -447,34 +467,49 @@ impl Builder<'_> {
                     }
                     let length = room.min(left);
                     let address = page.checked_add(u64::from(skip))?;
-                    self.push(memories.page(address, length)?)?;
+                    // The last page's memory most often holds this one as well.
+                    let span = match memory.and_then(|memory| memory.span(address, length)) {
+                        Some(span) => span,
+                        None => {
+                            let (around, span) = memories.around(address, length)?;
+                            memory = Some(around);
+                            span
+                        }
+                    };
+                    self.push(span)?;
                     left = left.wrapping_sub(length);
                     skip = 0;
                 }
-                Some(())
+                self.write()
             }
         }
     }
 
     /// `None` for an empty span (a length of 0 means 2 GiB in an mlx5 list), or when there is no room.
+    #[inline(always)]
     fn push(&mut self, span: Span) -> Option<()> {
         if span.length() == 0 {
             return None;
         }
         let length = self.length.checked_add(span.length())?;
-        let last = self
-            .used
-            .checked_sub(1)
-            .and_then(|last| self.room.get_mut(last as usize));
-        if let Some(last) = last
-            && let Some(joined) = last.span().join(span)
-        {
-            *last = Fragment::new(joined, last.start());
-        } else {
-            *self.room.get_mut(self.used as usize)? = Fragment::new(span, self.length);
-            self.used = self.used.wrapping_add(1);
+        match self.last.join(span) {
+            Some(joined) if self.last.length() != 0 => self.last = joined,
+            _ => {
+                self.write()?;
+                (self.last, self.start) = (span, self.length);
+            }
         }
         self.length = length;
+        Some(())
+    }
+
+    /// The last span goes into the list.
+    #[inline(always)]
+    fn write(&mut self) -> Option<()> {
+        if self.last.length() != 0 {
+            *self.room.get_mut(self.used as usize)? = Fragment::new(self.last, self.start);
+            self.used = self.used.wrapping_add(1);
+        }
         Some(())
     }
 }

@@ -114,9 +114,10 @@ use o2poll_dataplane::nic::{
     SendWr, Sge, Status, WrId,
 };
 
-pub use bytes::{Copier, Fragment, Memory, Span};
+pub use bytes::{Fragment, Memory, Span};
 pub use completion::CompletionEntry;
 pub use keys::{RegionSlot, Window};
+pub use o2poll_dataplane::memory::Copier;
 pub use packet::{Flags, Opcode, Packet};
 pub use profile::{Limits, Profile, Sizes};
 pub use queue_pair::{Path, QueuePair, QueuePairSlot, ReceiveEntry, SendEntry};

@@ -318,28 +318,32 @@ impl QueuePairSlot {
     }
 }
 
-/// The send queue of one queue pair.
+/// The send queue of one queue pair: its part of all queues' memory.
 pub(crate) struct SendRing<'s> {
-    entries: &'s mut [SendEntry],
-    pieces: &'s mut [Sge],
+    all: &'s mut [SendEntry],
+    all_pieces: &'s mut [Sge],
+    /// Where the queue begins in `all`, and its length less one.
+    base: usize,
+    mask: usize,
     stride: usize,
 }
 
 impl SendRing<'_> {
     pub(crate) fn at(&mut self, position: u32) -> Option<&mut SendEntry> {
-        let mask = self.entries.len().wrapping_sub(1);
-        self.entries.get_mut(position as usize & mask)
+        let place = self.place(position);
+        self.all.get_mut(place)
     }
 
-    /// Stores the scatter/gather elements of a request; false if there are too many.
-    pub(crate) fn store(&mut self, position: u32, list: &[Sge]) -> bool {
-        let (first, rest) = match list.split_first() {
-            Some((first, rest)) => (*first, rest),
-            None => (Sge::default(), list),
-        };
+    pub(crate) fn get(&self, position: u32) -> Option<&SendEntry> {
+        self.all.get(self.place(position))
+    }
+
+    /// Stores the scatter/gather elements of a request behind the first, which its entry holds; false if
+    /// there are too many.
+    pub(crate) fn store(&mut self, position: u32, rest: &[Sge]) -> bool {
         let start = self.piece_start(position);
         let Some(room) = self
-            .pieces
+            .all_pieces
             .get_mut(start..start.saturating_add(rest.len()))
             .filter(|room| room.len() <= self.stride)
         else {
@@ -348,12 +352,6 @@ impl SendRing<'_> {
         for (slot, piece) in room.iter_mut().zip(rest) {
             *slot = *piece;
         }
-        let count = list.len();
-        let Some(entry) = self.at(position) else {
-            return false;
-        };
-        entry.first = first;
-        entry.pieces = u32::try_from(count).unwrap_or(u32::MAX);
         true
     }
 
@@ -365,27 +363,32 @@ impl SendRing<'_> {
         match number.checked_sub(1) {
             None => Some(entry.first),
             Some(rest) => self
-                .pieces
+                .all_pieces
                 .get(self.piece_start(position).wrapping_add(rest as usize))
                 .copied(),
         }
     }
 
+    const fn place(&self, position: u32) -> usize {
+        self.base.wrapping_add(position as usize & self.mask)
+    }
+
     const fn piece_start(&self, position: u32) -> usize {
-        let mask = self.entries.len().wrapping_sub(1);
-        (position as usize & mask).wrapping_mul(self.stride)
+        self.place(position).wrapping_mul(self.stride)
     }
 }
 
-/// The receive queue of one queue pair.
+/// The receive queue of one queue pair: its part of all queues' memory.
 pub(crate) struct ReceiveRing<'s> {
-    entries: &'s mut [ReceiveEntry],
+    all: &'s mut [ReceiveEntry],
+    base: usize,
+    mask: usize,
 }
 
 impl ReceiveRing<'_> {
     pub(crate) fn at(&mut self, position: u32) -> Option<&mut ReceiveEntry> {
-        let mask = self.entries.len().wrapping_sub(1);
-        self.entries.get_mut(position as usize & mask)
+        self.all
+            .get_mut(self.base.wrapping_add(position as usize & self.mask))
     }
 }
 
@@ -416,32 +419,29 @@ pub(crate) struct Table<'a> {
 
 impl Table<'_> {
     /// The queue pair of an index, with its queues.
+    #[inline]
     pub(crate) fn held(&mut self, index: u32) -> Option<Held<'_>> {
         let at = index as usize;
         let slot = self.slots.get_mut(at)?;
         slot.pair.as_ref()?;
-        let send = at.wrapping_mul(self.send_stride);
-        let entries = self
-            .sends
-            .get_mut(send..send.wrapping_add(self.send_stride))?;
-        let piece = send.wrapping_mul(self.piece_stride);
-        let pieces = self.send_stride.wrapping_mul(self.piece_stride);
-        let pieces = self.pieces.get_mut(piece..piece.wrapping_add(pieces))?;
-        let receive = at.wrapping_mul(self.receive_stride);
-        let receives = self
-            .receives
-            .get_mut(receive..receive.wrapping_add(self.receive_stride))?;
         Some(Held {
             slot,
             sends: SendRing {
-                entries,
-                pieces,
+                all: self.sends,
+                all_pieces: self.pieces,
+                base: at.wrapping_mul(self.send_stride),
+                mask: self.send_stride.wrapping_sub(1),
                 stride: self.piece_stride,
             },
-            receives: ReceiveRing { entries: receives },
+            receives: ReceiveRing {
+                all: self.receives,
+                base: at.wrapping_mul(self.receive_stride),
+                mask: self.receive_stride.wrapping_sub(1),
+            },
         })
     }
 
+    #[inline]
     pub(crate) fn slot(&mut self, index: u32) -> Option<&mut QueuePairSlot> {
         self.slots
             .get_mut(index as usize)

@@ -3,7 +3,7 @@
 use o2poll_dataplane::nic::{Completion, RKey, Rights, Status, WrId};
 
 use crate::Soft;
-use crate::bytes::{Pair, Pieces};
+use crate::bytes::{self, Pair, Pieces};
 use crate::completion::{CompletionEntry, Side};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::queue_pair::{Incoming, State};
@@ -222,7 +222,7 @@ impl<W: Wire> Soft<'_, W> {
                         return Verdict::Spoilt(Opcode::RefusedOperation, Status::LocalProtection);
                     };
                     sink.skip(incoming.done);
-                    self.copier.run(&mut sink, &mut spans, now)
+                    bytes::run(self.copier, &mut sink, &mut spans, now)
                 }
             }
             Opcode::Write => {
@@ -236,7 +236,7 @@ impl<W: Wire> Soft<'_, W> {
                     let Some(mut sink) = self.keys.remote(asker, key, address, rest, right) else {
                         return Verdict::Refused(Opcode::RefusedAccess);
                     };
-                    self.copier.run(&mut sink, &mut spans, now)
+                    bytes::run(self.copier, &mut sink, &mut spans, now)
                 }
             }
             Opcode::Read if !serves_reads => return invalid,
@@ -248,7 +248,7 @@ impl<W: Wire> Soft<'_, W> {
                     let Some(mut from) = self.keys.remote(asker, key, address, rest, right) else {
                         return Verdict::Refused(Opcode::RefusedAccess);
                     };
-                    self.copier.run(&mut spans, &mut from, now)
+                    bytes::run(self.copier, &mut spans, &mut from, now)
                 }
             }
             _ => return invalid,

@@ -1,6 +1,6 @@
 //! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{Rejected, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{RKey, Rejected, Remote, SendWr, Sge, Status, WrId};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
@@ -26,19 +26,16 @@ enum Pause {
 impl<W: Wire> Soft<'_, W> {
     /// Adds a request to the open chain, or latches that it cannot be.
     pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
-        let Some(held) = self.table.held(index) else {
+        let Some(mut held) = self.table.held(index) else {
             return;
         };
         if held.slot.latched {
             return;
         }
-        let position = held.slot.open;
-        if write_entry(held, &mut self.keys, &self.profile, id, signalled, wr).is_none() {
-            if let Some(slot) = self.table.slot(index) {
-                slot.latched = true;
-            }
-        } else if let Some(slot) = self.table.slot(index) {
-            slot.open = position.wrapping_add(1);
+        let written = write_entry(&mut held, &mut self.keys, &self.profile, id, signalled, wr);
+        match written {
+            Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
+            None => held.slot.latched = true,
         }
     }
 
@@ -80,9 +77,14 @@ impl<W: Wire> Soft<'_, W> {
     /// One turn of a queue pair: answers first, then its own requests. Asks for another turn if the wire
     /// was full.
     pub(crate) fn serve(&mut self, index: u32) {
-        let again = !self.send_answer(index);
-        let again = match self.table.slot(index).map(|slot| slot.state) {
-            Some(State::Ready) => match self.transmit(index) {
+        let Some(slot) = self.table.slot(index) else {
+            return;
+        };
+        let (state, idle) = (slot.state, slot.sent == slot.tail);
+        let again = slot.answer.is_some() && !self.send_answer(index);
+        let again = match state {
+            State::Ready if idle => again,
+            State::Ready => match self.transmit(index) {
                 Pause::Idle => again,
                 Pause::Full => true,
                 Pause::Failed(status) => {
@@ -90,12 +92,11 @@ impl<W: Wire> Soft<'_, W> {
                     again
                 }
             },
-            Some(State::Closing) => !self.send_close(index) || again,
-            Some(State::Error) => {
+            State::Closing => !self.send_close(index) || again,
+            State::Error => {
                 self.flush_sends(index);
                 again
             }
-            None => false,
         };
         if again {
             self.table.list(index);
@@ -209,9 +210,7 @@ impl<W: Wire> Soft<'_, W> {
                 complete(index, slot, &mut sends, &mut self.completions);
                 continue;
             }
-            let entry = *entry;
             let made = make_packet(
-                &entry,
                 position,
                 slot.cursor,
                 &sends,
@@ -302,28 +301,26 @@ fn put<W: Wire>(
 
 /// Writes a request into the slot at `open`; `None` if it cannot be posted.
 fn write_entry(
-    held: Held<'_>,
+    held: &mut Held<'_>,
     keys: &mut Keys<'_>,
     profile: &Profile,
     id: WrId,
     signalled: bool,
     wr: SendWr<'_>,
 ) -> Option<()> {
-    let Held {
-        slot, mut sends, ..
-    } = held;
+    let Held { slot, sends, .. } = held;
     let capabilities = &profile.capabilities;
     let pair = slot.pair.as_ref()?;
     let position = slot.open;
     if position.wrapping_sub(slot.freed) >= pair.send_depth {
         return None;
     }
-    let blank = SendEntry {
-        id,
-        signalled,
-        ..SendEntry::default()
+    let nowhere = Remote {
+        address: 0,
+        rkey: RKey(0),
     };
-    let (entry, list): (SendEntry, &[Sge]) = match &wr {
+    let mut failure = None;
+    let (work, list, remote, immediate, invalidate): (_, &[Sge], _, _, _) = match &wr {
         SendWr::Send {
             message,
             invalidate,
@@ -331,30 +328,11 @@ fn write_entry(
             if invalidate.is_some() && !capabilities.remote_invalidate {
                 return None;
             }
-            let entry = SendEntry {
-                work: Work::Send,
-                invalidate: *invalidate,
-                ..blank
-            };
-            (entry, core::slice::from_ref(message))
+            let list = core::slice::from_ref(message);
+            (Work::Send, list, nowhere, None, *invalidate)
         }
-        SendWr::Write { local, remote, imm } => {
-            let entry = SendEntry {
-                work: Work::Write,
-                remote: *remote,
-                immediate: *imm,
-                ..blank
-            };
-            (entry, local)
-        }
-        SendWr::Read { local, remote } => {
-            let entry = SendEntry {
-                work: Work::Read,
-                remote: *remote,
-                ..blank
-            };
-            (entry, local)
-        }
+        SendWr::Write { local, remote, imm } => (Work::Write, local, *remote, *imm, None),
+        SendWr::Read { local, remote } => (Work::Read, local, *remote, None, None),
         SendWr::Register {
             region,
             key,
@@ -371,42 +349,55 @@ fn write_entry(
                 length: *length,
                 layout: *layout,
             };
-            let failure = match keys.stage(pair.asker(), &order, capabilities) {
+            failure = match keys.stage(pair.asker(), &order, capabilities) {
                 Ok(()) => None,
                 Err(NotStaged::Fail(status)) => Some(status),
                 Err(NotStaged::Reject) => return None,
             };
-            let entry = SendEntry {
-                work: Work::Register(*region, *key),
-                staged: failure.is_none(),
-                failure,
-                ..blank
-            };
-            (entry, &[])
+            (Work::Register(*region, *key), &[], nowhere, None, None)
         }
-        SendWr::Invalidate { key } => {
-            let entry = SendEntry {
-                work: Work::Invalidate(*key),
-                ..blank
-            };
-            (entry, &[])
-        }
+        SendWr::Invalidate { key } => (Work::Invalidate(*key), &[], nowhere, None, None),
     };
     if list.len() > capabilities.max_sge as usize {
         return None;
     }
-    *sends.at(position)? = entry;
-    if !sends.store(position, list) {
-        return None;
-    }
-    let length = list.iter().fold(0_u64, |sum, piece| {
-        sum.wrapping_add(u64::from(piece.length))
-    });
-    let entry = sends.at(position)?;
-    match u32::try_from(length) {
-        Ok(length) if length <= MOST_BYTES => entry.length = length,
-        _ => entry.failure = Some(Status::LocalLength),
-    }
+    let staged = matches!(work, Work::Register(..)) && failure.is_none();
+    let (first, length) = match list {
+        [] => (Sge::default(), 0),
+        [only] => (*only, u64::from(only.length)),
+        [first, rest @ ..] => {
+            if !sends.store(position, rest) {
+                return None;
+            }
+            let length = list.iter().fold(0_u64, |sum, piece| {
+                sum.wrapping_add(u64::from(piece.length))
+            });
+            (*first, length)
+        }
+    };
+    let length = match u32::try_from(length) {
+        Ok(length) if length <= MOST_BYTES => length,
+        _ => {
+            failure = Some(Status::LocalLength);
+            0
+        }
+    };
+    *sends.at(position)? = SendEntry {
+        id,
+        work,
+        signalled,
+        ran: false,
+        staged,
+        failure,
+        end: 0,
+        length,
+        remote,
+        immediate,
+        invalidate,
+        // Bounded by `max_sge`.
+        pieces: u32::try_from(list.len()).unwrap_or(u32::MAX),
+        first,
+    };
     Some(())
 }
 
@@ -429,7 +420,6 @@ fn run_local(
 
 /// The next packet of a request, where the cursor stands after it, and whether it is the last.
 fn make_packet(
-    entry: &SendEntry,
     position: u32,
     cursor: Cursor,
     sends: &SendRing<'_>,
@@ -437,6 +427,7 @@ fn make_packet(
     asker: Asker,
     profile: &Profile,
 ) -> Result<(Packet, Cursor, bool), Status> {
+    let entry = sends.get(position).ok_or(Status::LocalLength)?;
     let region_lkey = profile.capabilities.region_lkey;
     let writes = entry.work == Work::Read;
     let find = |piece: Sge| keys.local(asker, piece, writes, region_lkey);

@@ -1,0 +1,38 @@
+//! Runs transfers between two nodes on one thread, for a tool that counts instructions:
+//!
+//! ```sh
+//! cargo build --release -p o2poll-bench --example instructions
+//! valgrind --tool=callgrind --toggle-collect='*measured*' target/release/examples/instructions get 4096 1 2000
+//! ```
+
+use std::env;
+
+use anyhow::{Context as _, Result, bail};
+use o2poll_bench::rows::transfer::{Kind, alone};
+
+fn main() -> Result<()> {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let [kind, length, depth, count] = &arguments[..] else {
+        bail!("usage: instructions immediate|get|put LENGTH IN_FLIGHT COUNT");
+    };
+    let kind = match &kind[..] {
+        "immediate" => Kind::Immediate,
+        "get" => Kind::Get,
+        "put" => Kind::Put,
+        other => bail!("{other} is none of immediate, get and put"),
+    };
+    let mut run = alone(
+        kind,
+        length.parse().context("LENGTH is in bytes")?,
+        depth.parse().context("IN_FLIGHT is a number")?,
+    );
+    let count = count.parse().context("COUNT is a number")?;
+    run(1000);
+    measured(&mut run, count);
+    Ok(())
+}
+
+#[inline(never)]
+fn measured(run: &mut impl FnMut(u64), count: u64) {
+    run(count);
+}
