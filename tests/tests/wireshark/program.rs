@@ -128,11 +128,11 @@ fn wireshark_shows_a_run_of_the_program() {
             // NOOPs are counted apart.
             messages += u64::from(message.body != Body::Noop);
             *kinds.entry(message.body.kind()).or_insert(0_u64) += 1;
-            let header = match message.body {
-                Body::Immediate { header, .. }
-                | Body::PutReq { header, .. }
-                | Body::GetReq { header, .. } => header,
-                _ => continue,
+            let (Body::Immediate { header, .. }
+            | Body::PutReq { header, .. }
+            | Body::GetReq { header, .. }) = message.body
+            else {
+                continue;
             };
             let (from, to) = (NAMES[1 - of], NAMES[of]);
             assert_eq!((header.source, header.destination), (from, to));

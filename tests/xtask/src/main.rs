@@ -73,6 +73,11 @@ fn verb(words: &[&str]) -> Result<bool> {
             fuzz::targets(&workspace, &mut report, seconds, target);
             Ok(report.finish())
         }
+        ["wireshark"] => {
+            let mut report = Report::new(false);
+            rust_tests::wireshark(&workspace, &mut report);
+            Ok(report.finish())
+        }
         ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -106,5 +111,6 @@ cargo xtask VERB
   loom            the loom models of the rings
   fuzz [SECONDS] [TARGET]
                   the fuzz targets, each for so long; needs a nightly compiler and cargo-fuzz
+  wireshark       captures of two nodes, judged by tshark
   bench [ARGS]    the microbenchmarks
 ";
