@@ -156,8 +156,6 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         (P::SentWantsAck, I::Completed) => (P::AwaitAck, Step::Wait),
         (P::SentWantsAck, I::Ack) => (P::Sent, Step::Wait),
-        // It is not waited for any more.
-        (P::SentWantsAck, I::Expired) => (P::Sent, Step::Wait),
 
         (P::AwaitAck, I::Ack | I::Expired) => (P::Settling, Step::Finish),
 
@@ -198,6 +196,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         | (P::AskedGet, I::Expired)
         | (P::Data, I::Expired)
         | (P::Sent, I::Expired)
+        | (P::SentWantsAck, I::Expired)
         | (P::Answer, I::Expired)
         | (P::Answered, I::Expired)
         | (P::Invalidate, I::Expired)
@@ -534,6 +533,8 @@ pub(crate) enum Sink<'a> {
 /// How far the WRITEs have come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Cursor {
+    /// WRITEs posted.
+    pub(crate) writes: u16,
     pub(crate) written: u32,
     pub(crate) fragment: u32,
     pub(crate) offset: u32,

@@ -1,20 +1,16 @@
-//! Registered memory of a test node.
+//! Registered memory of a test node, leaked.
 #![allow(unsafe_code)]
 
-use core::cell::RefCell;
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::nic::{LKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
-use crate::lend::lend_one;
+use crate::lend::{lend_all, lend_one};
 
-/// A bump allocator over memory that a device knows. Ranges of it say that they live for ever; once the
-/// arena is dropped, with the devices that know it, nobody may look at them.
+/// A bump allocator over leaked memory that a device knows.
 pub struct Arena {
-    /// Reused by the next arena of this thread: a run of thousands of worlds would fill the machine.
-    backing: Vec<u8>,
     base: NonNull<u8>,
     length: usize,
     used: usize,
@@ -42,19 +38,15 @@ impl Arena {
 
     /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
     pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
-        let mut backing = SPARE.with_borrow_mut(Vec::pop).unwrap_or_default();
-        if backing.len() < length + 4096 {
-            // Zeroed, so that pages nobody takes cost nothing.
-            backing = vec![0_u8; length + 4096];
-        }
+        // Zeroed, so that pages nobody takes cost nothing.
+        let backing = lend_all(vec![0_u8; length + 4096]);
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
-        // SAFETY: valid until the arena goes with its devices; handed out once by `take`, and looked at from outside only
+        // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
         // through `peek`, which copies.
         let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
         let lkey = device.register(memory).expect("room for one memory");
         Self {
-            backing,
             base,
             length,
             used: 0,
@@ -127,7 +119,7 @@ impl View {
         let offset =
             usize::try_from(address - self.base.as_ptr() as u64).expect("an address of this arena");
         assert!(offset + length <= self.length);
-        // SAFETY: inside the arena; all devices run on this thread.
+        // SAFETY: inside the leaked arena; all devices run on this thread.
         unsafe { core::slice::from_raw_parts(self.base.as_ptr().add(offset), length) }.to_vec()
     }
 }
@@ -137,14 +129,3 @@ pub const FILL: u8 = 0xee;
 
 /// Bytes on either side of what is handed out that belong to nobody.
 pub const GUARD: usize = 64;
-impl Drop for Arena {
-    fn drop(&mut self) {
-        let backing = core::mem::take(&mut self.backing);
-        // Not there any more when the thread ends.
-        let _ = SPARE.try_with(|spare| spare.borrow_mut().push(backing));
-    }
-}
-
-thread_local! {
-    static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
-}

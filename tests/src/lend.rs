@@ -44,9 +44,20 @@ pub fn lend_all<T: 'static>(values: Vec<T>) -> &'static mut [T] {
 pub unsafe fn reclaim(body: impl FnOnce()) {
     let before = RECLAIMED.replace(Some(Vec::new()));
     assert!(before.is_none(), "reclaims do not nest");
+    let reset = Reset;
     body();
+    core::mem::forget(reset);
     for free in RECLAIMED.take().unwrap_or_default() {
         free();
+    }
+}
+
+/// After a panic, so that the next [`reclaim`] of this thread begins anew.
+struct Reset;
+
+impl Drop for Reset {
+    fn drop(&mut self) {
+        RECLAIMED.take();
     }
 }
 

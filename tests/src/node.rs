@@ -39,6 +39,8 @@ pub struct Node {
     pub events: Events,
     /// Connections that are adopted, in order.
     pub ready: VecDeque<Handle>,
+    /// Queue pairs for which there was no room.
+    pub refused: usize,
     /// Connections that have ended.
     pub gone: Vec<(Handle, Reason)>,
     /// Windows that came to be rebuilt.
@@ -133,6 +135,7 @@ impl Node {
             submissions,
             events,
             ready: VecDeque::new(),
+            refused: 0,
             gone: Vec::new(),
             rebuilt: 0,
             keep_broken: false,
@@ -171,7 +174,7 @@ impl Node {
             busy = true;
             match report {
                 Report::Ready { connection, .. } => self.ready.push_back(connection),
-                Report::Refused { .. } => panic!("no room for a queue pair"),
+                Report::Refused { .. } => self.refused += 1,
                 Report::Gone {
                     connection, why, ..
                 } => self.gone.push((connection, why)),

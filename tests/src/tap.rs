@@ -31,6 +31,8 @@ pub struct Heard {
     pub owed: u64,
     /// WRITEs sent.
     pub writes: u64,
+    /// The peer has returned more credits than were spent.
+    pub overpaid: bool,
     depth: u64,
 }
 
@@ -115,6 +117,7 @@ impl<N: Nic> Tap<N> {
             assert!(self.told.insert(key), "{key:?} told twice");
         }
         let heard = self.heard.entry(qp).or_default();
+        assert!(!heard.overpaid, "goes on with credits it never spent");
         *heard.sent.entry(name(&message.body)).or_default() += 1;
         assert!(
             credits <= heard.owed,
@@ -145,6 +148,7 @@ impl<N: Nic> Tap<N> {
         };
         let heard = self.heard.entry(qp).or_default();
         *heard.received.entry(name(&message.body)).or_default() += 1;
+        heard.overpaid |= u64::from(message.envelope.credits) > heard.outstanding;
         heard.outstanding = heard
             .outstanding
             .saturating_sub(u64::from(message.envelope.credits));

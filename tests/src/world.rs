@@ -169,14 +169,27 @@ impl World {
         &self.setup
     }
 
-    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest: no key is
-    /// alive, no bulk request is open, and every credit that one side misses the other owes, below its
-    /// high-water mark.
+    /// Whether a connection has ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.nodes
+            .iter()
+            .any(|node| node.counters.connections_ended.get() != 0)
+    }
+
+    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest where no
+    /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
+    /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
         let patience = 40 + 3 * u64::from(self.setup.profile.ack_timeout.min(1000));
-        let mut quiet = 0;
+        let (mut quiet, mut left) = (0, 200_000_u32);
         while quiet < patience {
             quiet = if self.step() { 0 } else { quiet + 1 };
+            left -= 1;
+            assert!(left != 0, "never at rest: {}", self.picture());
+        }
+        if self.has_ended() {
+            return;
         }
         let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
         let picture = self.picture();
@@ -203,6 +216,16 @@ impl World {
 
     /// Connects the two nodes with this queue depth.
     pub fn connect_at(&mut self, queue_depth: u16) -> [Handle; 2] {
+        let handles = self.adopt(queue_depth);
+        for (at, connection) in handles.into_iter().enumerate() {
+            self.establish(at, connection, queue_depth);
+        }
+        self.step();
+        handles
+    }
+
+    /// Has both nodes adopt a queue pair of a connection from node 0 to node 1, which is not established yet.
+    pub fn adopt(&mut self, queue_depth: u16) -> [Handle; 2] {
         let sizes = self.setup.shape.sizes();
         self.high_water = u64::from(queue_depth / 2).max(1);
         let number = self.numbers;
@@ -227,15 +250,13 @@ impl World {
         assert!(self.until(100, |world| {
             world.nodes.iter().all(|node| !node.ready.is_empty())
         }));
-        let handles = [0, 1].map(|at| self.nodes[at].ready.pop_front().expect("waited for"));
-        for (at, connection) in handles.into_iter().enumerate() {
-            self.nodes[at].order(Order::Establish {
-                connection,
-                terms: terms[at],
-            });
-        }
-        self.step();
-        handles
+        [0, 1].map(|at| self.nodes[at].ready.pop_front().expect("waited for"))
+    }
+
+    /// Tells one node that its connection is up.
+    pub fn establish(&mut self, at: usize, connection: Handle, queue_depth: u16) {
+        let terms = self.terms(at, queue_depth);
+        self.nodes[at].order(Order::Establish { connection, terms });
     }
 
     fn terms(&self, of: usize, queue_depth: u16) -> Terms {
@@ -333,7 +354,7 @@ impl World {
         for node in &mut self.nodes {
             node.order(Order::Stop);
         }
-        let ended = self.until(10_000_000, |world| {
+        let ended = self.until(100_000, |world| {
             for node in &mut world.nodes {
                 while node.events.pop().is_some() {}
             }

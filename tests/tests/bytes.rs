@@ -1,6 +1,10 @@
 //! Byte-exact: random PUTs and GETs beside a plain model, both nodes initiating at once.
 
-use o2poll_dataplane::endpoint::Operation;
+use o2poll_dataplane::endpoint::{Operation, Submission, Token};
+use o2poll_dataplane::nic::Status;
+use o2poll_dataplane::poller::Order;
+use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::time::Ticks;
 use o2poll_soft::{Profile, Weather};
 use o2poll_tests::{Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;
@@ -130,18 +134,61 @@ fn run(setup: Setup, depth: u16, jobs: &[Job]) -> World {
 }
 
 /// Now and then a device takes only part of a chain, or refuses a receive.
-fn fumble(mut seed: u64) -> impl FnMut(&mut World) {
+fn fumble(seed: u64) -> impl FnMut(&mut World) {
+    let mut draw = splitmix(seed);
     move |world| {
-        seed = seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let draw = seed >> 32;
+        let draw = draw();
         let faults = world.nodes[(draw & 1) as usize].poller.nic().faults();
         match draw >> 1 & 7 {
             0 | 1 => faults.accept = u32::try_from(draw >> 4 & 7).ok(),
             2 => faults.refuse_receives = 1,
             _ => {}
         }
+    }
+}
+
+/// What an unlucky world does to two nodes, drawn from a seed.
+fn mishaps(
+    connection: [Handle; 2],
+    jobs: usize,
+    mut draw: impl FnMut() -> u64,
+) -> impl FnMut(&mut World) {
+    let mut sleeps = [0_u32; 2];
+    move |world| {
+        for (left, asleep) in sleeps.iter_mut().zip(&mut world.asleep) {
+            *left = left.saturating_sub(1);
+            *asleep = *left != 0;
+        }
+        let chance = draw();
+        let at = (chance >> 32 & 1) as usize;
+        let node = &mut world.nodes[at];
+        match chance % 1024 {
+            0..16 if node.submissions.free() != 0 => {
+                let token = Token(draw() % jobs as u64);
+                node.submit(Submission::Cancel { token });
+            }
+            16..24 => sleeps[at] = 1 + (draw() % 300) as u32,
+            24..26 => sleeps[at] = 1 + (draw() % 6000) as u32,
+            26 => {
+                let connection = connection[at];
+                node.order(Order::Close { connection });
+            }
+            27 => node.poller.nic().faults().fail = Some((2, Status::RemoteAccess)),
+            28..60 => node.poller.nic().faults().accept = Some((draw() % 8) as u32),
+            60..80 => node.poller.nic().faults().refuse_receives = 1,
+            80..84 => world.now = world.now.after(Ticks(draw() % 2000)),
+            _ => {}
+        }
+    }
+}
+
+fn splitmix(mut state: u64) -> impl FnMut() -> u64 {
+    move || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
     }
 }
 
@@ -152,7 +199,7 @@ fn many(cases: u32) -> ProptestConfig {
         .unwrap_or(cases);
     ProptestConfig {
         cases,
-        max_shrink_iters: 400,
+        max_shrink_iters: 60,
         failure_persistence: None,
         ..ProptestConfig::default()
     }
@@ -171,6 +218,19 @@ proptest! {
         let mut world = World::new(case.setup);
         let connection = world.connect_at(case.depth);
         Jobs::run(&mut world, connection, &case.jobs, fumble(case.setup.seed));
+        world.end();
+    }
+
+    #[test]
+    fn whatever_happens_each_job_has_one_event_that_is_true(case in cases()) {
+        let mut setup = case.setup;
+        setup.timeout = 3000;
+        setup.abandon = 3000;
+        setup.keepalive = 2500;
+        let mut world = World::new(setup);
+        let connection = world.connect_at(case.depth);
+        let mishaps = mishaps(connection, case.jobs.len(), splitmix(setup.seed));
+        Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
         world.end();
     }
 }

@@ -7,6 +7,7 @@ use o2poll_dataplane::nic::Status;
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
 use o2poll_soft::Profile;
+use o2poll_tests::lend::reclaim;
 use o2poll_tests::{Setup, World};
 
 const BULK: u32 = 30_000;
@@ -42,6 +43,15 @@ fn setup(profile: Profile) -> Setup {
     setup
 }
 
+/// Runs `body` and frees what its worlds stood on: there are thousands.
+#[expect(unsafe_code, reason = "the harness lends what it must take back")]
+fn alone<T: Copy>(body: impl FnOnce() -> T) -> T {
+    let mut result = None;
+    // SAFETY: the worlds of `body` end in it, and what comes out are numbers.
+    unsafe { reclaim(|| result = Some(body())) };
+    result.expect("has run")
+}
+
 /// A run: which node asks for what. Both nodes export one entry, with a place for each transfer.
 struct Run {
     world: World,
@@ -61,8 +71,8 @@ fn pattern(seed: usize, length: usize) -> Vec<u8> {
 impl Run {
     fn new(mut setup: Setup, plan: &[(usize, Operation, u32)]) -> Self {
         // Each node: its messages, one entry, and what it moves, twice. Every run leaks its memory.
-        let messages = setup.shape.sizes().messages * 4096;
-        setup.memory = messages + 3 * (BULK as usize + 8192) * plan.len() + 65536;
+        let messages = setup.shape.sizes().messages * 8192;
+        setup.memory = messages + 3 * (BULK as usize + 16384) * plan.len() + 131072;
         let mut world = World::new(setup);
         let connections = world.connect();
         let total = BULK * u32::try_from(plan.len()).unwrap();
@@ -229,26 +239,29 @@ fn every_chain_cut_at_every_place() {
                 for doorbell in 0.. {
                     let mut longest = 0;
                     for prefix in 0..5 {
-                        let setup = setup(profile);
-                        let mut run = Run::new(setup, &[(0, operation, length)]);
-                        run.submit_all(&setup.profile);
-                        let start = run.world.nodes[of].counters.doorbells.get();
-                        let mut armed = false;
-                        run.drive(100_000, false, |world, _| {
-                            let node = &mut world.nodes[of];
-                            if !armed && node.counters.doorbells.get() == start + doorbell {
-                                armed = true;
-                                node.poller.nic().faults().accept = Some(prefix);
-                            }
+                        let cut = alone(|| {
+                            let setup = setup(profile);
+                            let mut run = Run::new(setup, &[(0, operation, length)]);
+                            run.submit_all(&setup.profile);
+                            let start = run.world.nodes[of].counters.doorbells.get();
+                            let mut armed = false;
+                            run.drive(100_000, false, |world, _| {
+                                let node = &mut world.nodes[of];
+                                if !armed && node.counters.doorbells.get() == start + doorbell {
+                                    armed = true;
+                                    node.poller.nic().faults().accept = Some(prefix);
+                                }
+                            });
+                            run.rests();
+                            let cut = run.world.nodes[of].counters.partial_doorbells.get();
+                            run.world.nodes[of].poller.nic().faults().accept = None;
+                            run.end();
+                            cut
                         });
-                        run.rests();
-                        let cut = run.world.nodes[of].counters.partial_doorbells.get();
                         cuts += cut;
                         if cut != 0 {
                             longest = prefix + 1;
                         }
-                        run.world.nodes[of].poller.nic().faults().accept = None;
-                        run.end();
                         if cut == 0 {
                             break;
                         }
@@ -272,18 +285,20 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
     for doorbell in 0..5 {
         for prefix in 0..18 {
             for of in 0..2 {
-                let setup = setup(Profile::frwr());
-                let mut run = Run::new(setup, &plan);
-                run.submit_all(&setup.profile);
-                let start = run.world.nodes[of].counters.doorbells.get();
-                run.drive(100_000, false, |world, _| {
-                    let node = &mut world.nodes[of];
-                    if node.counters.doorbells.get() == start + doorbell {
-                        node.poller.nic().faults().accept = Some(prefix);
-                    }
+                alone(|| {
+                    let setup = setup(Profile::frwr());
+                    let mut run = Run::new(setup, &plan);
+                    run.submit_all(&setup.profile);
+                    let start = run.world.nodes[of].counters.doorbells.get();
+                    run.drive(100_000, false, |world, _| {
+                        let node = &mut world.nodes[of];
+                        if node.counters.doorbells.get() == start + doorbell {
+                            node.poller.nic().faults().accept = Some(prefix);
+                        }
+                    });
+                    run.rests();
+                    run.end();
                 });
-                run.rests();
-                run.end();
             }
         }
     }
@@ -307,30 +322,32 @@ fn mixed(count: usize) -> Vec<(usize, Operation, u32)> {
 #[test]
 fn chains_cut_and_receives_refused_at_random_all_the_time() {
     for seed in 0..40_u32 {
-        let mut setup = setup(profiles()[(seed % 3) as usize]);
-        setup.shape.writes_at_once = 1 + u16::try_from(seed % 5).unwrap();
-        setup.shape.windows = 2 + (seed % 7) as usize;
-        let mut run = Run::new(setup, &mixed(48));
-        run.submit_all(&setup.profile);
-        let mut random = u64::from(seed);
-        run.drive(1_000_000, false, |world, _| {
-            for node in &mut world.nodes {
+        alone(|| {
+            let mut setup = setup(profiles()[(seed % 3) as usize]);
+            setup.shape.writes_at_once = 1 + u16::try_from(seed % 5).unwrap();
+            setup.shape.windows = 2 + (seed % 7) as usize;
+            let mut run = Run::new(setup, &mixed(48));
+            run.submit_all(&setup.profile);
+            let mut random = u64::from(seed);
+            run.drive(1_000_000, false, |world, _| {
+                for node in &mut world.nodes {
+                    let faults = node.poller.nic().faults();
+                    if !draw(&mut random).is_multiple_of(4) {
+                        faults.accept = Some((draw(&mut random) % 6) as u32);
+                    }
+                    if draw(&mut random).is_multiple_of(8) {
+                        faults.refuse_receives = (draw(&mut random) % 5) as u32;
+                    }
+                }
+            });
+            for node in &mut run.world.nodes {
                 let faults = node.poller.nic().faults();
-                if !draw(&mut random).is_multiple_of(4) {
-                    faults.accept = Some((draw(&mut random) % 6) as u32);
-                }
-                if draw(&mut random).is_multiple_of(8) {
-                    faults.refuse_receives = (draw(&mut random) % 5) as u32;
-                }
+                (faults.accept, faults.refuse_receives) = (None, 0);
+                assert!(node.counters.partial_doorbells.get() > 10);
             }
+            run.rests();
+            run.end();
         });
-        for node in &mut run.world.nodes {
-            let faults = node.poller.nic().faults();
-            (faults.accept, faults.refuse_receives) = (None, 0);
-            assert!(node.counters.partial_doorbells.get() > 10);
-        }
-        run.rests();
-        run.end();
     }
 }
 
@@ -367,67 +384,72 @@ fn strike(blow: Blow, stride: usize) {
     let plan = mixed(32);
     let (mut at, mut failed) = (0, 0);
     loop {
-        let mut setup = setup(Profile::frwr());
-        setup.shape.connections = 3;
-        setup.profile.ack_timeout = 300;
-        setup.timeout = 50_000;
-        setup.abandon = 50_000;
-        let mut run = Run::new(setup, &plan);
-        let connections = run.connections;
-        run.submit_all(&setup.profile);
-        let mut closed = [false; 2];
-        let last = run.drive(1_000_000, true, |world, step| {
-            if step == at {
-                match blow {
-                    Blow::Close(of) => {
-                        let connection = connections[of];
-                        world.nodes[of].order(Order::Close { connection });
-                    }
-                    Blow::Fail(of, status) => {
-                        world.nodes[of].poller.nic().faults().fail = Some((0, status));
-                    }
-                    Blow::Cut(of) => world.nodes[of].poller.nic().faults().cut = Some(0),
-                    Blow::Stop(of) => world.nodes[of].order(Order::Stop),
-                }
-            }
-            // The connection manager tells the other side.
-            for of in 0..2 {
-                let connection = connections[1 - of];
-                if !closed[1 - of]
-                    && world.nodes[of]
-                        .gone
-                        .iter()
-                        .any(|(gone, _)| *gone == connections[of])
-                {
-                    closed[1 - of] = true;
-                    world.nodes[1 - of].order(Order::Close { connection });
-                }
-            }
-        });
-        let hit = last > at;
-        for node in &mut run.world.nodes {
-            let faults = node.poller.nic().faults();
-            (faults.cut, faults.fail) = (None, None);
-        }
-        if hit && !matches!(blow, Blow::Stop(_)) {
-            for (of, connection) in connections.into_iter().enumerate() {
-                run.world.nodes[of].order(Order::Close { connection });
-            }
-            assert!(run.world.until(1_000_000, |world| {
-                let gone = |of: usize| {
-                    let mut all = world.nodes[of].gone.iter();
-                    all.any(|(gone, _)| *gone == connections[of])
-                };
-                gone(0) && gone(1)
-            }));
-            failed += run.failed;
-            run.connections = run.world.connect();
-            (run.done, run.failed) = (0, 0);
+        let (hit, more) = alone(|| {
+            let mut failed = 0;
+            let mut setup = setup(Profile::frwr());
+            setup.shape.connections = 3;
+            setup.profile.ack_timeout = 300;
+            setup.timeout = 50_000;
+            setup.abandon = 50_000;
+            let mut run = Run::new(setup, &plan);
+            let connections = run.connections;
             run.submit_all(&setup.profile);
-            run.drive(1_000_000, false, |_, _| {});
-            run.rests();
-        }
-        run.end();
+            let mut closed = [false; 2];
+            let last = run.drive(1_000_000, true, |world, step| {
+                if step == at {
+                    match blow {
+                        Blow::Close(of) => {
+                            let connection = connections[of];
+                            world.nodes[of].order(Order::Close { connection });
+                        }
+                        Blow::Fail(of, status) => {
+                            world.nodes[of].poller.nic().faults().fail = Some((0, status));
+                        }
+                        Blow::Cut(of) => world.nodes[of].poller.nic().faults().cut = Some(0),
+                        Blow::Stop(of) => world.nodes[of].order(Order::Stop),
+                    }
+                }
+                // The connection manager tells the other side.
+                for of in 0..2 {
+                    let connection = connections[1 - of];
+                    if !closed[1 - of]
+                        && world.nodes[of]
+                            .gone
+                            .iter()
+                            .any(|(gone, _)| *gone == connections[of])
+                    {
+                        closed[1 - of] = true;
+                        world.nodes[1 - of].order(Order::Close { connection });
+                    }
+                }
+            });
+            let hit = last > at;
+            for node in &mut run.world.nodes {
+                let faults = node.poller.nic().faults();
+                (faults.cut, faults.fail) = (None, None);
+            }
+            if hit && !matches!(blow, Blow::Stop(_)) {
+                for (of, connection) in connections.into_iter().enumerate() {
+                    run.world.nodes[of].order(Order::Close { connection });
+                }
+                assert!(run.world.until(1_000_000, |world| {
+                    let gone = |of: usize| {
+                        let mut all = world.nodes[of].gone.iter();
+                        all.any(|(gone, _)| *gone == connections[of])
+                    };
+                    gone(0) && gone(1)
+                }));
+                failed += run.failed;
+                run.connections = run.world.connect();
+                (run.done, run.failed) = (0, 0);
+                run.submit_all(&setup.profile);
+                run.drive(1_000_000, false, |_, _| {});
+                run.rests();
+            }
+            run.end();
+            (hit, failed)
+        });
+        failed += more;
         if !hit {
             assert!(at > 10);
             assert!(failed > 0 || matches!(blow, Blow::Stop(_)));
@@ -469,25 +491,28 @@ fn every_request_fails_once() {
     let plan = mixed(16);
     for of in 0..2 {
         for k in 0.. {
-            let mut setup = setup(Profile::frwr());
-            setup.timeout = 20_000;
-            setup.abandon = 20_000;
-            let mut run = Run::new(setup, &plan);
-            let connections = run.connections;
-            run.submit_all(&setup.profile);
-            run.world.nodes[of].poller.nic().faults().fail = Some((k, Status::LocalOperation));
-            let mut told = false;
-            run.drive(1_000_000, true, |world, _| {
-                if !told && !world.nodes[of].gone.is_empty() {
-                    told = true;
-                    let connection = connections[1 - of];
-                    world.nodes[1 - of].order(Order::Close { connection });
-                }
+            let hit = alone(|| {
+                let mut setup = setup(Profile::frwr());
+                setup.timeout = 20_000;
+                setup.abandon = 20_000;
+                let mut run = Run::new(setup, &plan);
+                let connections = run.connections;
+                run.submit_all(&setup.profile);
+                run.world.nodes[of].poller.nic().faults().fail = Some((k, Status::LocalOperation));
+                let mut told = false;
+                run.drive(1_000_000, true, |world, _| {
+                    if !told && !world.nodes[of].gone.is_empty() {
+                        told = true;
+                        let connection = connections[1 - of];
+                        world.nodes[1 - of].order(Order::Close { connection });
+                    }
+                });
+                run.world.settle();
+                let hit = run.world.nodes[of].poller.nic().faults().fail.is_none();
+                run.world.nodes[of].poller.nic().faults().fail = None;
+                run.end();
+                hit
             });
-            run.world.settle();
-            let hit = run.world.nodes[of].poller.nic().faults().fail.is_none();
-            run.world.nodes[of].poller.nic().faults().fail = None;
-            run.end();
             if !hit {
                 assert!(k > 40, "{k}");
                 break;
@@ -502,18 +527,20 @@ fn small_pools_slow_everything_down_and_stop_nothing() {
     for windows in [1, 2, 3, 5] {
         for waiting in [0, 1, 7] {
             for wire in [16, 256] {
-                let mut setup = setup(Profile::frwr());
-                setup.shape.windows = windows;
-                setup.shape.waiting = waiting;
-                setup.shape.entries = 1;
-                setup.shape.connections = 1;
-                let plan = mixed(40);
-                setup.wire = wire;
-                let mut run = Run::new(setup, &plan);
-                run.submit_all(&setup.profile);
-                run.drive(1_000_000, false, |_, _| {});
-                run.rests();
-                run.end();
+                alone(|| {
+                    let mut setup = setup(Profile::frwr());
+                    setup.shape.windows = windows;
+                    setup.shape.waiting = waiting;
+                    setup.shape.entries = 1;
+                    setup.shape.connections = 1;
+                    let plan = mixed(40);
+                    setup.wire = wire;
+                    let mut run = Run::new(setup, &plan);
+                    run.submit_all(&setup.profile);
+                    run.drive(1_000_000, false, |_, _| {});
+                    run.rests();
+                    run.end();
+                });
             }
         }
     }
@@ -573,29 +600,31 @@ fn a_full_event_ring_holds_everything_back_and_loses_nothing() {
 fn a_timeout_in_every_phase() {
     // So short that everything times out somewhere.
     for timeout in 1..60 {
-        let mut setup = setup(Profile::frwr());
-        setup.timeout = timeout;
-        setup.abandon = 100_000;
-        let mut run = Run::new(setup, &mixed(32));
-        run.submit_all(&setup.profile);
-        for _ in 0..3000 {
-            run.world.step();
-            for node in &mut run.world.nodes {
-                while let Some(event) = node.events.pop() {
-                    match event {
-                        Event::Done { outcome, .. } => {
-                            assert!(matches!(outcome, Ok(_) | Err(Error::TimedOut)));
-                            run.failed += usize::from(outcome.is_err());
-                            run.done += 1;
+        alone(|| {
+            let mut setup = setup(Profile::frwr());
+            setup.timeout = timeout;
+            setup.abandon = 100_000;
+            let mut run = Run::new(setup, &mixed(32));
+            run.submit_all(&setup.profile);
+            for _ in 0..3000 {
+                run.world.step();
+                for node in &mut run.world.nodes {
+                    while let Some(event) = node.events.pop() {
+                        match event {
+                            Event::Done { outcome, .. } => {
+                                assert!(matches!(outcome, Ok(_) | Err(Error::TimedOut)));
+                                run.failed += usize::from(outcome.is_err());
+                                run.done += 1;
+                            }
+                            other => panic!("{other:?}"),
                         }
-                        other => panic!("{other:?}"),
                     }
                 }
             }
-        }
-        assert_eq!(run.done, 32, "{timeout} {}", run.world.picture());
-        assert!(run.world.nodes.iter().all(|node| node.gone.is_empty()));
-        run.rests();
-        run.end();
+            assert_eq!(run.done, 32, "{timeout} {}", run.world.picture());
+            assert!(run.world.nodes.iter().all(|node| node.gone.is_empty()));
+            run.rests();
+            run.end();
+        });
     }
 }

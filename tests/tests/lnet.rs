@@ -589,7 +589,7 @@ fn a_busy_entry_is_detached_when_the_last_transfer_is_out() {
 #[test]
 fn a_cancel_in_every_phase_ends_with_one_event_and_leaves_the_connection_whole() {
     for operation in ALL {
-        for length in [0, 1000, 9000] {
+        for length in [0_usize, 1000, 9000] {
             let mut outcomes = [0, 0];
             for after in 0..60 {
                 let mut setup = Setup::new(Profile::frwr());
@@ -603,10 +603,9 @@ fn a_cancel_in_every_phase_ends_with_one_event_and_leaves_the_connection_whole()
                 let memory = bench.memory(0, 9000);
                 let options = BOTH | EntryOptions::TRUNCATE;
                 bench.attach(1, 1, 0, options, memory);
-                let memory =
-                    bench.world.nodes[1]
-                        .arena
-                        .list(&vec![900; length as usize / 900], 8, 0);
+                let memory = bench.world.nodes[1]
+                    .arena
+                    .list(&vec![900; length / 900], 8, 0);
                 let length = u32::try_from(memory.length()).unwrap();
                 let request = World::request(bench.connection[1], 1, 1, 0, operation, memory);
                 bench.world.nodes[1].submit(request);

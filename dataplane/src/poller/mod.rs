@@ -137,7 +137,7 @@ pub struct Ends<'a, N: Nic> {
     pub reports: Producer<'a, Report<N>>,
     /// From the application.
     pub submissions: Consumer<'a, Submission<'a>>,
-    /// To the application.
+    /// To the application. Holds at least two events more than there may be entries.
     pub events: Producer<'a, Event<'a>>,
 }
 
@@ -342,6 +342,8 @@ pub struct Poller<'a, N: Nic> {
     listed: Queue,
     /// Event slots that transfers and entries have coming.
     events_due: usize,
+    /// A transfer at the head of the submissions, for which there is no slot.
+    pending: Option<Submission<'a>>,
     /// Transfers of ours that hold a slot, and how many may.
     own: usize,
     own_most: usize,
@@ -361,7 +363,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub fn new(
         nic: N,
         storage: Storage<'a>,
-        ends: Ends<'a, N>,
+        mut ends: Ends<'a, N>,
         limits: Limits,
         now: Instant,
     ) -> Result<Self, TooSmall> {
@@ -375,6 +377,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             ("entries", storage.entries.len(), sizes.entries),
             ("messages", storage.messages.len(), sizes.messages),
             ("sends", storage.sends.len(), sizes.sends),
+            // Each entry keeps a slot for its end. With fewer than two besides, nothing could be asked any more.
+            (
+                "the event ring",
+                ends.events.free(),
+                sizes.entries.saturating_add(2),
+            ),
             (
                 "the device's send queue",
                 capabilities.max_send_wr as usize,
@@ -415,6 +423,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             attached: Queue::new(),
             listed: Queue::new(),
             events_due: 0,
+            pending: None,
             own: 0,
             chain: Chain::new(),
             scratch: Scratch::new(),

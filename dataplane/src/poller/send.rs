@@ -444,8 +444,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             transfer.cursor.written = from.saturating_add(bytes);
             transfer.cursor.offset = transfer.cursor.offset.saturating_add(bytes);
-            // Those of an earlier chain that the device took in part are still in flight.
-            let id = pack_write(handle, transfer.in_flight);
+            // Numbered on from those of an earlier chain that the device took in part, which may be in flight.
+            let id = pack_write(handle, transfer.cursor.writes);
+            transfer.cursor.writes = transfer.cursor.writes.wrapping_add(1);
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
             let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;
@@ -461,9 +462,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.outcome = Ok(transfer.cursor.written);
-        let wants_ack = transfer.role == Role::Put
-            && transfer.handle != WireHandle::NONE
-            && transfer.abandoned.is_none();
+        let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
         self.message(connection, qp, handle, true, false);
         self.apply(
             handle,

@@ -12,16 +12,20 @@ use crate::wire::lnet::{MTU, WireHandle};
 use crate::wire::{IMMEDIATE_PAYLOAD, Nid};
 
 impl<'a, N: Nic> Poller<'a, N> {
-    /// Takes submissions, as long as there is a slot for a transfer and room for the events.
+    /// Takes submissions in order, as long as there is room for the events. A transfer for which there is
+    /// no slot stays at the head; what needs none goes on until one comes.
     pub(super) fn submit(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
         // An entry needs two: one to say that it is attached, one for its end.
-        while self.own < self.own_most
-            && self.ends.events.free() > self.events_due.saturating_add(1)
-            && let Some(submission) = self.ends.submissions.pop()
+        while self.ends.events.free() > self.events_due.saturating_add(1)
+            && let Some(submission) = self.pending.take().or_else(|| self.ends.submissions.pop())
         {
             work = work.saturating_add(1);
             match submission {
+                Submission::Transfer(_) if self.own >= self.own_most => {
+                    self.pending = Some(submission);
+                    return work.saturating_sub(1);
+                }
                 Submission::Transfer(request) => {
                     self.reserve_event();
                     self.start(request, now);

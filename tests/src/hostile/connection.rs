@@ -72,6 +72,8 @@ enum Act {
     Accept(u8),
     /// The device takes no receives for a while.
     RefuseReceives(u8),
+    /// No step between the acts that follow, this many of them.
+    Hurry(u8),
 }
 
 /// A message that is right where nothing else is said.
@@ -237,6 +239,8 @@ struct Bench {
     /// The hostile one, and an honest one.
     peers: [Peer; 2],
     connections: [Option<Handle>; 2],
+    /// The hostile peer's messages are taken.
+    taken: bool,
     numbers: u32,
     now: Instant,
     shape: Shape,
@@ -246,6 +250,8 @@ struct Bench {
     listening: bool,
     /// Local key of the node.
     lkey: RKey,
+    /// Acts that no step follows.
+    hurry: u8,
     landed: u32,
     /// Where the honest peer PUTs: a window covers one piece only.
     landing: u32,
@@ -306,7 +312,13 @@ impl Bench {
         let memories = SIZES
             .into_iter()
             .map(|size| {
-                let pieces = [size / 3, size - size / 3];
+                // In two pieces, but for some that a window can cover.
+                let first = if size == 4000 || size == 30_000 {
+                    0
+                } else {
+                    size / 3
+                };
+                let pieces = [first, size - first];
                 let list = node.arena.list(&pieces, 5, 7);
                 home(list);
                 Memory {
@@ -327,6 +339,7 @@ impl Bench {
             node,
             peers,
             connections: [None; 2],
+            taken: false,
             numbers: 0,
             now,
             shape,
@@ -334,6 +347,7 @@ impl Bench {
             entries,
             listening: true,
             lkey,
+            hurry: 0,
             landed: 0,
             landing: match plan.profile {
                 ProfileChoice::Windows => 4096,
@@ -358,11 +372,17 @@ impl Bench {
         }
         for act in plan.acts.iter().take(MOST_ACTS) {
             self.act(act);
-            self.step();
+            match self.hurry.checked_sub(1) {
+                Some(left) => self.hurry = left,
+                None => {
+                    self.step();
+                }
+            }
         }
         self.listening = true;
         self.node.keep_broken = false;
         *self.node.poller.nic().faults() = o2poll_soft::Faults::default();
+        self.poison_works();
         self.another_works();
         self.end();
     }
@@ -450,6 +470,7 @@ impl Bench {
                 let faults = self.node.poller.nic().faults();
                 faults.refuse_receives = u32::from(count % 8);
             }
+            Act::Hurry(acts) => self.hurry = acts % 8 + 1,
         }
     }
 
@@ -746,6 +767,9 @@ impl Bench {
         for _ in 0..100 {
             if let Some(connection) = self.node.ready.pop_front() {
                 self.connections[of] = Some(connection);
+                if of == 0 {
+                    self.taken = accepted;
+                }
                 return;
             }
             self.step();
@@ -760,6 +784,7 @@ impl Bench {
                 .node
                 .orders
                 .push(Order::Establish { connection, terms });
+            self.taken |= of == 0;
         }
     }
 
@@ -837,6 +862,18 @@ impl Bench {
         while quiet < 4 {
             quiet = if self.step() { 0 } else { quiet + 1 };
         }
+    }
+
+    /// What no node may put up with has ended the connection.
+    fn poison_works(&mut self) {
+        if !self.peers[0].poisoned || !self.taken {
+            return;
+        }
+        let Some(connection) = self.connections[0] else {
+            return;
+        };
+        let gone = self.until(|bench| bench.node.gone.iter().any(|(gone, _)| *gone == connection));
+        assert!(gone, "it goes on; {}", self.picture());
     }
 
     /// The honest peer pings, and PUTs into the memory that is exported to it.

@@ -1,14 +1,14 @@
 //! A peer that may do anything, and keeps what it was told. Small, and it never panics over its own
 //! doings: only over what the node under test does.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::{
     Burst, Completion, Nic, Qp, RKey, ReceiveQueue, Remote, Rights, SendWr, Sge, WrId,
 };
 use o2poll_dataplane::wire::lnet::{self, WireHandle};
-use o2poll_dataplane::wire::{Body, Envelope, Message, Nid};
+use o2poll_dataplane::wire::{Body, Done, Envelope, Message, Nid};
 use o2poll_soft as soft;
 use o2poll_soft::{Ports, Profile, QueuePair, Soft};
 
@@ -47,6 +47,11 @@ pub(super) struct Peer {
     /// Requests of the node that came, and credits that went to it.
     requests_in: u64,
     credits_out: u64,
+    /// Cookies told on this connection, and those that were answered.
+    told: HashSet<u64>,
+    answered: HashSet<u64>,
+    /// It has sent what must end the connection.
+    pub(super) poisoned: bool,
     /// Requests that went to the node, and credits that came from it.
     requests_out: u64,
     credits_in: u64,
@@ -107,6 +112,9 @@ impl Peer {
             owed: 0,
             requests_in: 0,
             credits_out: 0,
+            told: HashSet::new(),
+            answered: HashSet::new(),
+            poisoned: false,
             requests_out: 0,
             credits_in: 0,
         }
@@ -120,6 +128,9 @@ impl Peer {
         (self.qp, self.depth, self.deaf) = (Some(qp), depth, false);
         (self.owed, self.requests_in, self.credits_out) = (0, 0, 0);
         (self.requests_out, self.credits_in) = (0, 0);
+        self.told.clear();
+        self.answered.clear();
+        self.poisoned = false;
         for index in 0..self.receives.len().min(usize::from(depth) * 2 + 2) {
             self.post_receive(index);
         }
@@ -206,17 +217,18 @@ impl Peer {
             }
             Body::PutReq { cookie, header } => {
                 self.requests_in += 1;
+                self.told.insert(cookie);
                 push(&mut self.cookies, cookie);
                 push(&mut self.lengths, header.payload_length);
             }
             Body::GetReq { cookie, sink, .. } => {
                 self.requests_in += 1;
                 self.owed += 1;
-                self.told(cookie, &sink);
+                self.grant(cookie, &sink);
             }
             Body::PutAck {
                 sink_cookie, sink, ..
-            } => self.told(sink_cookie, &sink),
+            } => self.grant(sink_cookie, &sink),
             Body::PutDone(_) => self.owed += 1,
             Body::GetDone(_) | Body::PutNak(_) | Body::Noop => {}
             Body::ConnReq(_) | Body::ConnAck(_) => panic!("the node connects twice"),
@@ -227,7 +239,8 @@ impl Peer {
         );
     }
 
-    fn told(&mut self, cookie: u64, sink: &o2poll_dataplane::wire::Descriptor<'_>) {
+    fn grant(&mut self, cookie: u64, sink: &o2poll_dataplane::wire::Descriptor<'_>) {
+        self.told.insert(cookie);
         push(&mut self.cookies, cookie);
         push(&mut self.keys, sink.key());
         for fragment in sink {
@@ -284,6 +297,7 @@ impl Peer {
             return false;
         }
         self.sending.push_back(index);
+        self.poisoned |= self.is_poison(bytes, kill);
         // Whatever the node makes of it, it counts at most for this much.
         if let Ok((message, _)) = Message::decode(bytes) {
             self.credits_out += u64::from(message.envelope.credits);
@@ -296,6 +310,33 @@ impl Peer {
             }
         }
         true
+    }
+
+    /// Whether no node may go on after this message.
+    fn is_poison(&mut self, bytes: &[u8], kill: Option<RKey>) -> bool {
+        let Ok((message, _)) = Message::decode(bytes) else {
+            return true;
+        };
+        let envelope = &message.envelope;
+        let stale = envelope.version != 0x12
+            || (envelope.source, envelope.source_stamp) != (self.nid, self.stamp)
+            || (envelope.destination, envelope.destination_stamp) != self.node;
+        let body = match message.body {
+            Body::ConnReq(_) | Body::ConnAck(_) => true,
+            // Answered twice, or never asked.
+            Body::PutAck {
+                source_cookie: cookie,
+                ..
+            }
+            | Body::PutNak(Done { cookie, .. })
+            | Body::PutDone(Done { cookie, .. })
+            | Body::GetDone(Done { cookie, .. }) => {
+                !self.told.contains(&cookie) || !self.answered.insert(cookie)
+            }
+            _ => false,
+        };
+        let kills = kill.is_some() && !matches!(message.body, Body::PutDone(_) | Body::GetDone(_));
+        stale || body || kills
     }
 
     /// Touches memory of the node: WRITE, WRITE_WITH_IMM, READ.
