@@ -129,6 +129,21 @@ impl Span {
         })
     }
 
+    /// Fetches the first lines, for a copy that comes soon.
+    #[inline]
+    pub(crate) fn prefetch(self) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let base = self.pointer().cast_const().cast::<i8>();
+            let lines = self.length.min(PREFETCH).div_ceil(64);
+            for line in 0..lines as usize {
+                // SAFETY: SSE belongs to every x86-64; a prefetch never faults and changes nothing.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(base.wrapping_add(line.wrapping_mul(64))) };
+            }
+        }
+    }
+
     fn pointer(self) -> *mut u8 {
         #[expect(
             clippy::cast_possible_truncation,
@@ -242,6 +257,10 @@ pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
     }
     copied
 }
+
+/// Bytes that [`Span::prefetch`] asks for: as many lines as a core waits for at a time, about.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH: u32 = 1024;
 
 #[cfg(test)]
 mod tests {
