@@ -7,7 +7,7 @@
 //! all windows, so a dead key stays dead for long.
 
 use crate::memory::{MAX_FRAGMENTS, PageList};
-use crate::nic::{Capabilities, Layout, Mechanisms, RKey, Region, Sge};
+use crate::nic::{Capabilities, LKey, Layout, Mechanisms, RKey, Region, Sge};
 
 /// Where a window is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,19 +202,30 @@ pub enum Mechanism {
 }
 
 /// Lists that a work request borrows while it is built.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Scratch {
-    pieces: heapless::Vec<Sge, MAX_FRAGMENTS>,
-    pages: heapless::Vec<u64, MAX_FRAGMENTS>,
+    pieces: [Sge; MAX_FRAGMENTS],
+    pages: [u64; MAX_FRAGMENTS],
+}
+
+impl Default for Scratch {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Scratch {
     /// Empty lists.
     #[must_use]
     pub const fn new() -> Self {
+        let none = Sge {
+            address: 0,
+            length: 0,
+            lkey: LKey(0),
+        };
         Self {
-            pieces: heapless::Vec::new(),
-            pages: heapless::Vec::new(),
+            pieces: [none; MAX_FRAGMENTS],
+            pages: [0; MAX_FRAGMENTS],
         }
     }
 
@@ -228,42 +239,46 @@ impl Scratch {
         capabilities: &Capabilities,
         pieces: impl Iterator<Item = Sge>,
     ) -> Option<(Mechanism, Layout<'_>)> {
-        self.pieces.clear();
-        self.pages.clear();
+        let count = self.gather(pieces)?;
+        let pieces = self.pieces.get(..count)?;
+        let first = *pieces.first()?;
+        let mechanisms = capabilities.mechanisms;
+        if mechanisms.contains(Mechanisms::FRAGMENTS)
+            && count <= capabilities.max_fragments as usize
+        {
+            return Some((Mechanism::FragmentList, Layout::Fragments(pieces)));
+        }
+        if mechanisms.contains(Mechanisms::PAGES)
+            && let Some(layout) = fill_pages(&mut self.pages, capabilities, pieces.iter().copied())
+        {
+            return Some((Mechanism::PageList, layout));
+        }
+        if mechanisms.contains(Mechanisms::WINDOW) && count == 1 {
+            return Some((Mechanism::Window, Layout::Window(first)));
+        }
+        None
+    }
+
+    /// Copies pieces, those that lie end to end as one; how many there are then.
+    fn gather(&mut self, mut pieces: impl Iterator<Item = Sge>) -> Option<usize> {
+        let Some(mut last) = pieces.next() else {
+            return Some(0);
+        };
+        let mut count = 0_usize;
         for piece in pieces {
-            if let Some(last) = self.pieces.last_mut()
-                && last.lkey == piece.lkey
+            if last.lkey == piece.lkey
                 && last.address.checked_add(u64::from(last.length)) == Some(piece.address)
                 && let Some(length) = last.length.checked_add(piece.length)
             {
                 last.length = length;
             } else {
-                self.pieces.push(piece).ok()?;
+                *self.pieces.get_mut(count)? = last;
+                count = count.wrapping_add(1);
+                last = piece;
             }
         }
-        let mechanisms = capabilities.mechanisms;
-        let first = *self.pieces.first()?;
-        if mechanisms.contains(Mechanisms::FRAGMENTS)
-            && self.pieces.len() <= capabilities.max_fragments as usize
-        {
-            return Some((Mechanism::FragmentList, Layout::Fragments(&self.pieces)));
-        }
-        if mechanisms.contains(Mechanisms::PAGES)
-            && let Some(first_offset) = self.fill_pages(capabilities)
-        {
-            return Some((
-                Mechanism::PageList,
-                Layout::Pages {
-                    shift: capabilities.page_shift,
-                    first_offset,
-                    pages: &self.pages,
-                },
-            ));
-        }
-        if mechanisms.contains(Mechanisms::WINDOW) && self.pieces.len() == 1 {
-            return Some((Mechanism::Window, Layout::Window(first)));
-        }
-        None
+        *self.pieces.get_mut(count)? = last;
+        Some(count.wrapping_add(1))
     }
 
     /// Lays out `length` bytes of `list` from `offset` on, as [`lay_out`](Self::lay_out) does, without a copy of
@@ -276,8 +291,18 @@ impl Scratch {
         length: u32,
     ) -> Option<(Mechanism, Layout<'l>)> {
         let pieces = list.pieces();
-        if Self::takes_whole(capabilities, list, offset, length) {
+        let whole = offset == 0 && length != 0 && u64::from(length) == list.length();
+        let mechanisms = capabilities.mechanisms;
+        if whole
+            && mechanisms.contains(Mechanisms::FRAGMENTS)
+            && pieces.len() <= capabilities.max_fragments as usize
+        {
             return Some((Mechanism::FragmentList, Layout::Fragments(pieces)));
+        }
+        if whole && mechanisms == Mechanisms::PAGES {
+            // Nothing else to fall back to.
+            let layout = fill_pages(&mut self.pages, capabilities, pieces.iter().copied())?;
+            return Some((Mechanism::PageList, layout));
         }
         self.lay_out(capabilities, list.slice(offset, length))
     }
@@ -301,44 +326,46 @@ impl Scratch {
                 .lay_out(capabilities, list.slice(offset, length))
                 .is_some()
     }
+}
 
-    fn takes_whole(
-        capabilities: &Capabilities,
-        list: &PageList<'_>,
-        offset: u64,
-        length: u32,
-    ) -> bool {
-        capabilities.mechanisms.contains(Mechanisms::FRAGMENTS)
-            && offset == 0
-            && u64::from(length) == list.length()
-            && length != 0
-            && list.pieces().len() <= capabilities.max_fragments as usize
-    }
-
-    /// The pages of page-shaped pieces, and the offset of the first byte in the first page.
-    fn fill_pages(&mut self, capabilities: &Capabilities) -> Option<u32> {
-        let page = 1_u64.checked_shl(u32::from(capabilities.page_shift))?;
-        let within = page.wrapping_sub(1);
-        let last = self.pieces.len().wrapping_sub(1);
-        for (index, piece) in self.pieces.iter().enumerate() {
-            let end = piece.address.checked_add(u64::from(piece.length))?;
-            if index != 0 && piece.address & within != 0 {
-                return None;
-            }
-            if index != last && end & within != 0 {
-                return None;
-            }
-            let mut at = piece.address & !within;
-            while at < end {
-                if self.pages.len() >= capabilities.max_pages as usize {
-                    return None;
-                }
-                self.pages.push(at).ok()?;
-                at = at.checked_add(page)?;
-            }
+/// The pages of page-shaped pieces.
+fn fill_pages<'s>(
+    room: &'s mut [u64; MAX_FRAGMENTS],
+    capabilities: &Capabilities,
+    mut pieces: impl Iterator<Item = Sge>,
+) -> Option<Layout<'s>> {
+    let page = 1_u64.checked_shl(u32::from(capabilities.page_shift))?;
+    let within = page.wrapping_sub(1);
+    let most = (capabilities.max_pages as usize).min(room.len());
+    let places = room.get_mut(..most)?;
+    let mut piece = pieces.next()?;
+    let first_offset = u32::try_from(piece.address & within).ok()?;
+    let mut at = piece.address & !within;
+    let mut count = 0_usize;
+    loop {
+        let end = piece.address.checked_add(u64::from(piece.length))?;
+        while at < end {
+            *places.get_mut(count)? = at;
+            count = count.wrapping_add(1);
+            at = at.checked_add(page)?;
         }
-        u32::try_from(self.pieces.first()?.address & within).ok()
+        let Some(next) = pieces.next() else {
+            break;
+        };
+        // Where it goes on in the page that is there already, `at` is the page behind it.
+        if next.address != end {
+            if (end | next.address) & within != 0 {
+                return None;
+            }
+            at = next.address;
+        }
+        piece = next;
     }
+    Some(Layout::Pages {
+        shift: capabilities.page_shift,
+        first_offset,
+        pages: room.get(..count)?,
+    })
 }
 
 #[cfg(test)]

@@ -241,6 +241,24 @@ impl LapConsumer<'_> {
         }))
     }
 
+    /// The message behind the oldest, left in the ring: for who wants to prepare it. To be asked for only
+    /// when there is an oldest one: looking at a slot that is being written takes its line away.
+    #[inline]
+    #[must_use]
+    pub fn peek_second(&self) -> Option<Message> {
+        let at = self.head.wrapping_add(1);
+        let slot = self.slots.get(slot_of(at, self.shift))?;
+        // Acquire pairs with the Releases in `LapProducer::push` and `push_slice`, as in `peek`.
+        if slot.lap.load(acquire(Edge::Lap)) != lap_of(at, self.shift) {
+            return None;
+        }
+        Some(slot.message.read(|at| {
+            // SAFETY: as in `peek`; there are at least four slots, so this one is not the oldest's, and the
+            // consumer gives it back only after that.
+            unsafe { *at }
+        }))
+    }
+
     /// Takes the oldest message out. Slots are given back a quarter of the ring at a time.
     #[inline]
     pub fn pop(&mut self) -> Option<Message> {
@@ -355,6 +373,7 @@ mod tests {
                     }
                     2..=5 => {
                         prop_assert_eq!(consumer.peek(), model.front().copied());
+                        prop_assert_eq!(consumer.peek_second(), model.get(1).copied());
                         popped += usize::from(!model.is_empty());
                         prop_assert_eq!(consumer.pop(), model.pop_front());
                     }

@@ -18,6 +18,12 @@ pub trait Wire {
     /// The oldest packet that has arrived on a port; the same again until [`pop`](Self::pop).
     fn peek(&mut self, port: u16) -> Option<Packet>;
 
+    /// The packet that `peek` will show after the next `pop`, where that can be told already; asked for only
+    /// while `peek` shows one.
+    fn peek_second(&mut self, _port: u16) -> Option<Packet> {
+        None
+    }
+
     /// Forgets the packet that `peek` shows.
     fn pop(&mut self, port: u16);
 
@@ -103,6 +109,11 @@ impl Wire for Ports<'_, '_> {
             port.inbound.pop();
         }
         packet
+    }
+
+    fn peek_second(&mut self, port: u16) -> Option<Packet> {
+        let port = self.ports.get_mut(usize::from(port))?;
+        Packet::from_words(port.inbound.peek_second()?)
     }
 
     fn pop(&mut self, port: u16) {
