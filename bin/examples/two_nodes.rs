@@ -44,7 +44,14 @@ fn main() -> Result<()> {
     let (server, client) = (server.nid, client.nid);
 
     // One megabyte of registered memory for whoever uses a node.
-    let mut control = Control::start_nodes(&config, &machine, Options { memory: 1 << 20 })?;
+    let mut control = Control::start_nodes(
+        &config,
+        &machine,
+        &Options {
+            memory: 1 << 20,
+            ..Options::default()
+        },
+    )?;
     println!("{}", control.placement());
     let link = control.connect(client, server, PATIENCE)?;
     println!(

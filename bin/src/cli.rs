@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use o2poll::{Bars, NodeError, Report, outline, run};
+use o2poll::{Bars, NodeError, Options, Report, outline, run};
 use o2poll_config::{Config, Device, Machine, Overrides, SoftProfile, parse_duration};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -58,6 +58,10 @@ struct RunArgs {
     /// Write the report as JSON too; `-` is standard output, instead of the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write what the nodes send each other to this file, as RoCEv2 frames that Wireshark dissects. Slows the
+    /// run down: nothing is left out.
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
     /// Say what happens: placement, connections.
     #[arg(short, long)]
     verbose: bool,
@@ -104,7 +108,11 @@ fn run_file(args: &RunArgs) -> ExitCode {
         }
     };
     let mut bars = Bars::new(args.verbose);
-    let outcome = run(&config, &machine, &stop, &mut bars);
+    let options = Options {
+        pcap: args.pcap.clone(),
+        ..Options::default()
+    };
+    let outcome = run(&config, &machine, &options, &stop, &mut bars);
     bars.clear();
     let report = match outcome {
         Ok(report) => report,
@@ -226,6 +234,7 @@ Examples:
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
+  o2poll run config/loopback.toml --duration 1s --pcap run.pcap
   o2poll check config/*.toml
   o2poll config > my.toml";
 

@@ -6,6 +6,7 @@
 
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::JoinHandle;
@@ -22,10 +23,11 @@ use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::{self, Clock};
 use o2poll_hal::cores::Switches;
 use o2poll_hal::count_alloc::Counts;
-use o2poll_soft::{Gauges, QueuePair, Window};
+use o2poll_soft::{Gauges, QueuePair, Recorder, Window};
 
 use crate::NodeError;
 use crate::application::{Application, Nobody, Notice};
+use crate::capture::{Capture, Summary, Ticker};
 use crate::fabric::{Dial, Effect, Id, Manager, port, wires};
 use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, ring_of};
 use crate::plan::Plan;
@@ -45,6 +47,7 @@ pub struct Control<A: Application> {
     /// The first thing that went wrong with a connection.
     lost: Option<NodeError>,
     closing: bool,
+    capture: Option<Capture>,
 }
 
 /// The control side of one node.
@@ -72,6 +75,8 @@ pub struct Finished<A> {
     pub nodes: Vec<FinishedNode<A>>,
     /// One for each polling thread.
     pub threads: Vec<FinishedThread>,
+    /// What the capture holds, if there was one.
+    pub capture: Option<Summary>,
 }
 
 /// How a node ended.
@@ -105,10 +110,12 @@ pub struct FinishedThread {
 }
 
 /// How nodes are started.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Registered memory for the owner of a node that has no application, in bytes, less than 4 GiB.
     pub memory: usize,
+    /// Write what the nodes send each other to this file, as RoCEv2 frames.
+    pub pcap: Option<PathBuf>,
 }
 
 impl Control<Nobody> {
@@ -119,7 +126,7 @@ impl Control<Nobody> {
     pub fn start_nodes(
         config: &Config,
         machine: &Machine<'_>,
-        options: Options,
+        options: &Options,
     ) -> Result<Self, NodeError> {
         Self::start(config, machine, options, |_, _, _| Ok(None))
     }
@@ -135,7 +142,7 @@ impl<A: Application> Control<A> {
     pub fn start(
         config: &Config,
         machine: &Machine<'_>,
-        options: Options,
+        options: &Options,
         mut applications: impl FnMut(
             usize,
             &Clock,
@@ -149,6 +156,11 @@ impl<A: Application> Control<A> {
             .iter()
             .map(|_| &*Box::leak(Box::new(Counters::new())))
             .collect();
+        let (capture, recorders) = match &options.pcap {
+            Some(path) => capture(path, clock, config)?,
+            None => (None, Vec::new()),
+        };
+        let mut recorders = recorders.into_iter();
         let stamp = clock::stamp();
         let mut sides = Vec::new();
         let mut blueprints = Vec::new();
@@ -203,6 +215,7 @@ impl<A: Application> Control<A> {
                 needs,
                 stamp,
                 ports: ports.next().unwrap_or_default(),
+                recorder: recorders.next(),
                 orders: orders_in,
                 reports: reports_out,
                 notices: notices_in,
@@ -223,7 +236,11 @@ impl<A: Application> Control<A> {
             log: Vec::new(),
             lost: None,
             closing: false,
+            capture,
         };
+        if let Some(capture) = &control.capture {
+            control.manager.tell(capture.notes());
+        }
         match control.spawn(blueprints) {
             Ok(()) => Ok(control),
             Err(error) => {
@@ -579,7 +596,12 @@ impl<A: Application> Control<A> {
                 }
             }
         }
-        Ok(Finished { nodes, threads })
+        let capture = self.end_capture().transpose()?;
+        Ok(Finished {
+            nodes,
+            threads,
+            capture,
+        })
     }
 
     fn until(&mut self, give_up: Instant, done: impl Fn(&Self) -> bool) {
@@ -590,6 +612,13 @@ impl<A: Application> Control<A> {
             }
             std::thread::sleep(SHORT);
         }
+    }
+
+    /// Ends the capture, once nothing is sent any more.
+    fn end_capture(&mut self) -> Option<Result<Summary, NodeError>> {
+        self.capture
+            .take()
+            .map(|capture| capture.end().map_err(NodeError::Capture))
     }
 
     fn join(&mut self) -> Vec<(usize, Option<Ended<A>>)> {
@@ -621,7 +650,24 @@ impl<A: Application> Drop for Control<A> {
     /// Ends the threads, whatever state they are in.
     fn drop(&mut self) {
         self.join();
+        // What is there is there; who stops properly is told of an error.
+        let _ = self.end_capture();
     }
+}
+
+/// Begins a capture of all nodes.
+fn capture(
+    path: &Path,
+    clock: Clock,
+    config: &Config,
+) -> Result<(Option<Capture>, Vec<Recorder<'static, Ticker>>), NodeError> {
+    let names: Vec<Nid> = config.nodes.iter().map(|node| node.nid).collect();
+    let ports = (0..names.len())
+        .map(|node| (0..names.len()).filter(|other| *other != node).collect())
+        .collect();
+    let (capture, recorders) =
+        Capture::begin(path, clock, &names, ports).map_err(NodeError::Capture)?;
+    Ok((Some(capture), recorders))
 }
 
 impl Side {

@@ -22,6 +22,9 @@ pub enum NodeError {
     /// The device is of a kind that this build does not know.
     #[error("this build has no such device: use `soft`")]
     UnknownDevice,
+    /// The capture file.
+    #[error("cannot write the capture: {0}; give another file to --pcap")]
+    Capture(io::Error),
     /// Not even a queue depth of 1 fits.
     #[error(
         "the device cannot hold one transfer: {send_wr} send work requests and {cqe} completions; raise \

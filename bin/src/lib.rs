@@ -32,7 +32,7 @@
 //! let config = Config::parse(nodes, "nodes.toml".as_ref(), &machine)?;
 //! let (server, client) = (config.nodes[0].nid, config.nodes[1].nid);
 //!
-//! let mut control = Control::start_nodes(&config, &machine, Options { memory: 1 << 20 })?;
+//! let mut control = Control::start_nodes(&config, &machine, &Options { memory: 1 << 20, ..Options::default() })?;
 //! let patience = Duration::from_secs(20);
 //! let connection = control.connect(client, server, patience)?.connection;
 //! let node = control.node(client).ok_or("not handed out")?;
@@ -82,6 +82,7 @@
 //! | `polling` | the loop of a polling thread |
 //! | `fabric` | wires between software devices, and the connection manager of one process |
 //! | `control` | [`Control`] |
+//! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
 //! | `copy`, `workload`, `job` | what the program's nodes do |
 //! | `run`, `report`, `progress` | a whole run, what it found, what is seen meanwhile |
@@ -94,6 +95,7 @@ pub use o2poll_config as config;
 pub use o2poll_dataplane as dataplane;
 
 mod application;
+pub mod capture;
 mod control;
 mod copy;
 mod error;
@@ -115,10 +117,11 @@ pub use copy::{Copy, Hash};
 pub use error::NodeError;
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
 pub use measure::{Cost, Histogram, Span};
-pub use node::{Device, Link, Node};
+pub use node::{Device, Link, Node, Wires};
 pub use progress::Bars;
 pub use report::{
-    DigestLine, NodeLine, PingLine, Report, Scene, SpanLine, ThreadLine, Verdict, VerificationLine,
+    CaptureLine, DigestLine, NodeLine, PingLine, Report, Scene, SpanLine, ThreadLine, Verdict,
+    VerificationLine,
 };
 pub use run::{Watcher, outline, run};
 pub use workload::Workload;

@@ -16,14 +16,18 @@ use o2poll_dataplane::time::Ticks;
 use o2poll_dataplane::wire::{Nid, Pid};
 use o2poll_hal::arena::{Arena, ArenaError, HugePages, Lock, Note};
 use o2poll_hal::clock::Clock;
-use o2poll_soft::{self as soft, Gauges, Ports, Profile, Soft};
+use o2poll_soft::{self as soft, Gauges, Ports, Profile, Recorder, Soft, Tap};
 
 use crate::NodeError;
 use crate::application::{Application, Notice, Port, Turn};
+use crate::capture::Ticker;
 use crate::plan::Needs;
 
 /// The device of a node.
-pub type Device = Soft<'static, Ports<'static, 'static>>;
+pub type Device = Soft<'static, Wires>;
+
+/// Its wire: one ring to every other node, and a tap that is on while there is a capture.
+pub type Wires = Tap<'static, Ports<'static, 'static>, Ticker>;
 
 /// A node without an application on its polling thread: what its owner holds of it.
 ///
@@ -88,6 +92,8 @@ pub(crate) struct Blueprint<A> {
     pub(crate) stamp: u64,
     /// To every other node's device, in the order of the node file.
     pub(crate) ports: Vec<soft::Port<'static>>,
+    /// For the tap on them.
+    pub(crate) recorder: Option<Recorder<'static, Ticker>>,
     pub(crate) orders: Consumer<'static, Order<Device>>,
     pub(crate) reports: Producer<'static, Report<Device>>,
     pub(crate) notices: Consumer<'static, Notice>,
@@ -128,8 +134,8 @@ impl<A: Application> Seat<A> {
             Ok::<&'static Arena, NodeError>(Box::leak(Box::new(arena)))
         };
         let arena = keep(Arena::new(plan.needs.bytes, huge, lock))?;
-        let mut device =
-            device(&plan.needs, plan.profile, plan.ports).ok_or(NodeError::Device {
+        let mut device = device(&plan.needs, plan.profile, wires(plan.ports, plan.recorder))
+            .ok_or(NodeError::Device {
                 node: nid,
                 what: "its own limits",
             })?;
@@ -317,7 +323,15 @@ fn attach(
     }
 }
 
-fn device(needs: &Needs, profile: Profile, ports: Vec<soft::Port<'static>>) -> Option<Device> {
+fn wires(ports: Vec<soft::Port<'static>>, recorder: Option<Recorder<'static, Ticker>>) -> Wires {
+    let ports = Ports::new(ports.leak());
+    match recorder {
+        Some(recorder) => Tap::on(ports, recorder),
+        None => Tap::off(ports),
+    }
+}
+
+fn device(needs: &Needs, profile: Profile, wires: Wires) -> Option<Device> {
     let sizes = needs.device;
     let storage = soft::Storage {
         queue_pairs: lend(sizes.queue_pairs, soft::QueuePairSlot::default),
@@ -330,7 +344,7 @@ fn device(needs: &Needs, profile: Profile, ports: Vec<soft::Port<'static>>) -> O
         memories: lend(sizes.memories, || None),
         completions: lend(sizes.completions, soft::CompletionEntry::default),
     };
-    Soft::new(profile, &needs.limits, storage, Ports::new(ports.leak()))
+    Soft::new(profile, &needs.limits, storage, wires)
 }
 
 /// A page list of one range.

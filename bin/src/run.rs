@@ -12,6 +12,7 @@ use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest as _, Sha256};
 
+use crate::capture::Summary;
 use crate::control::{Control, Options};
 use crate::copy::Hash;
 use crate::job::{Job, Progress, peers};
@@ -35,24 +36,20 @@ pub trait Watcher {
 pub fn run(
     config: &Config,
     machine: &Machine<'_>,
+    options: &Options,
     stop: &AtomicBool,
     watcher: &mut dyn Watcher,
 ) -> Result<Report, NodeError> {
     let hashes = hashes(config)?;
     let mut progress: Vec<(Nid, Arc<Progress>)> = Vec::new();
-    let mut control = Control::start(
-        config,
-        machine,
-        Options::default(),
-        |index, clock, counters| {
-            let expected = hashes.get(index).copied().flatten();
-            let job = Job::new(config, index, expected, clock.hertz(), counters)?;
-            if let Some(node) = config.nodes.get(index) {
-                progress.push((node.nid, job.progress()));
-            }
-            Ok(Some(job))
-        },
-    )?;
+    let mut control = Control::start(config, machine, options, |index, clock, counters| {
+        let expected = hashes.get(index).copied().flatten();
+        let job = Job::new(config, index, expected, clock.hertz(), counters)?;
+        if let Some(node) = config.nodes.get(index) {
+            progress.push((node.nid, job.progress()));
+        }
+        Ok(Some(job))
+    })?;
     for note in control.notes() {
         watcher.line(note, true);
     }
@@ -97,6 +94,9 @@ pub fn run(
     }
     watcher.look(&progress);
     let finished = control.stop(STOP)?;
+    if let Some(Summary { lost: 1.., .. }) = finished.capture {
+        failures.push(String::from("the capture is not complete"));
+    }
     Ok(Report::new(config, &scene, &finished, failures))
 }
 

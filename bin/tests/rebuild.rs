@@ -91,8 +91,11 @@ fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
     let config = Config::parse(NODES, "nodes.toml".as_ref(), &machine).unwrap();
     let (server, client) = (config.nodes[0].nid, config.nodes[1].nid);
     let sleep = Arc::new(AtomicBool::new(false));
-    let options = Options { memory: 1 << 20 };
-    let mut control = Control::start(&config, &machine, options, |index, _, _| {
+    let options = Options {
+        memory: 1 << 20,
+        ..Options::default()
+    };
+    let mut control = Control::start(&config, &machine, &options, |index, _, _| {
         Ok((index == 0).then(|| Sleeper {
             sleep: Arc::clone(&sleep),
         }))

@@ -1,4 +1,4 @@
-//! What a machine has, for o2poll: pinned memory, cores, clocks.
+//! What a machine has, for o2poll: pinned memory, cores, clocks. And what it would put on a wire.
 //!
 //! The data plane knows no allocator, thread, clock or file; this crate is where they come from.
 //! Everything here is called at start or from a control thread, except [`clock::Clock::now`], which
@@ -11,6 +11,8 @@
 //! | [`clock`] | the TSC as the data plane's clock, and the wall-clock stamp of an incarnation |
 //! | [`copy`] | the copy that the software device moves bytes with |
 //! | [`count_alloc`] | a global allocator that counts what polling cores ask of it |
+//! | [`roce`] | RoCEv2 frames, for a capture of what the software device moves |
+//! | [`pcap`] | capture files |
 //!
 //! Unsafe code is in [`arena`] (mappings), [`copy`], [`clock`] (one instruction) and [`count_alloc`] (a global
 //! allocator is an unsafe trait), and nowhere else.
@@ -20,4 +22,6 @@ pub mod clock;
 pub mod copy;
 pub mod cores;
 pub mod count_alloc;
+pub mod pcap;
 mod procfs;
+pub mod roce;

@@ -16,13 +16,14 @@ pub mod plot;
 pub mod raw_peer;
 pub mod tap;
 pub mod threads;
+pub mod wireshark;
 pub mod world;
 
 pub use arena::Arena;
 pub use job::{Job, Jobs};
 pub use lab::Lab;
 pub use mover::Mover;
-pub use node::{Device, Node};
+pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
-pub use world::{NAMES, Setup, World};
+pub use world::{NAMES, STAMPS, Setup, World};

@@ -10,6 +10,7 @@ use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, R
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Instant;
+use o2poll_hal::clock::Clock;
 use o2poll_soft as soft;
 use o2poll_soft::{Lossy, Ports, Soft, Window};
 
@@ -20,7 +21,20 @@ use crate::tap::Tap;
 use crate::world::Setup;
 
 /// The device of a test node.
-pub type Device = Tap<Soft<'static, Lossy<Ports<'static, 'static>>>>;
+pub type Device = Tap<Soft<'static, Wires>>;
+
+/// The clock of a tap.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticker(pub Clock);
+
+impl soft::Timer for Ticker {
+    fn now(&self) -> u64 {
+        self.0.now().0
+    }
+}
+
+/// Its wire: with weather on it, and a tap around that.
+pub type Wires = soft::Tap<'static, Lossy<Ports<'static, 'static>>, Ticker>;
 
 /// One node of a [`World`](crate::World).
 pub struct Node {
@@ -69,6 +83,12 @@ impl Node {
         wire: Lossy<Ports<'static, 'static>>,
         now: Instant,
     ) -> Self {
+        Self::over(setup, limits, soft::Tap::off(wire), now)
+    }
+
+    /// A node over its own device, on a wire that may have a tap.
+    #[must_use]
+    pub fn over(setup: &Setup, limits: Limits, wire: Wires, now: Instant) -> Self {
         let sizes = limits.shape.sizes();
         let device_limits = soft::Limits {
             queue_pairs: u32::try_from(sizes.connections).expect("few"),

@@ -5,8 +5,8 @@ use core::ops::{Deref, DerefMut};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, SendWr,
-    Sge, WrId,
+    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote,
+    SendWr, Sge, WrId,
 };
 use o2poll_dataplane::wire::{Body, Message};
 
@@ -36,6 +36,15 @@ pub struct Heard {
     depth: u64,
 }
 
+/// What was posted to a queue pair for its peer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Posted {
+    /// A SEND of this message, and the key that it invalidates.
+    Message(Vec<u8>, Option<RKey>),
+    /// A WRITE of so many bytes, and its immediate data.
+    Write(Remote, u32, Option<u32>),
+}
+
 impl Heard {
     /// Messages sent of a type.
     #[must_use]
@@ -46,10 +55,10 @@ impl Heard {
 
 /// A request of the open chain.
 enum Queued {
-    Message(Vec<u8>),
+    Message(Vec<u8>, Option<RKey>),
     Register(Region, RKey),
     Invalidate(WrId, RKey),
-    Write,
+    Write(Remote, u32, Option<u32>),
 }
 
 /// A device with a listener.
@@ -67,6 +76,8 @@ pub struct Tap<N> {
     /// Keys that were told to the peer since they were registered.
     told: HashSet<RKey>,
     dying: HashMap<WrId, RKey>,
+    /// Everything that was posted, in order, if it is wanted.
+    pub log: Option<Vec<Posted>>,
 }
 
 impl<N: Nic> Tap<N> {
@@ -85,6 +96,7 @@ impl<N: Nic> Tap<N> {
             keys: HashMap::new(),
             told: HashSet::new(),
             dying: HashMap::new(),
+            log: None,
         }
     }
 
@@ -163,6 +175,12 @@ impl<N: Nic> Tap<N> {
         }
     }
 
+    fn note(&mut self, posted: Posted) {
+        if let Some(log) = &mut self.log {
+            log.push(posted);
+        }
+    }
+
     fn dead(&mut self, key: RKey) {
         self.live.remove(&key);
         self.told.remove(&key);
@@ -213,10 +231,21 @@ impl<N: Nic> Nic for Tap<N> {
             return;
         }
         self.chain.push(match &wr {
-            SendWr::Send { message, .. } => {
-                Queued::Message(self.view.copy(message.address, message.length as usize))
+            SendWr::Send {
+                message,
+                invalidate,
+            } => Queued::Message(
+                self.view.copy(message.address, message.length as usize),
+                *invalidate,
+            ),
+            SendWr::Write { local, remote, imm } => {
+                let length = local.iter().map(|piece| piece.length).sum();
+                Queued::Write(*remote, length, *imm)
             }
-            SendWr::Write { .. } | SendWr::Read { .. } => Queued::Write,
+            SendWr::Read { local, remote } => {
+                let length = local.iter().map(|piece| piece.length).sum();
+                Queued::Write(*remote, length, None)
+            }
             SendWr::Register { region, key, .. } => Queued::Register(*region, *key),
             SendWr::Invalidate { key } => Queued::Invalidate(id, *key),
         });
@@ -232,7 +261,10 @@ impl<N: Nic> Nic for Tap<N> {
         let accepted = result.map_or_else(|rejected| rejected.accepted as usize, |()| chain.len());
         for queued in chain.into_iter().take(accepted) {
             match queued {
-                Queued::Message(bytes) => self.sent(qp.0, &bytes),
+                Queued::Message(bytes, key) => {
+                    self.sent(qp.0, &bytes);
+                    self.note(Posted::Message(bytes, key));
+                }
                 Queued::Register(region, key) => {
                     self.keys.insert(region.0, key);
                     assert!(self.live.insert(key), "{key:?} registered while live");
@@ -244,7 +276,10 @@ impl<N: Nic> Nic for Tap<N> {
                     );
                     self.dying.insert(id, key);
                 }
-                Queued::Write => self.heard.entry(qp.0).or_default().writes += 1,
+                Queued::Write(remote, length, imm) => {
+                    self.heard.entry(qp.0).or_default().writes += 1;
+                    self.note(Posted::Write(remote, length, imm));
+                }
             }
         }
         result

@@ -10,13 +10,16 @@ use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{LapSlot, Returned};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
-use o2poll_soft::{Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
+use o2poll_soft::{self as soft, Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
 
 use crate::lend::{lend, lend_all, lend_one};
-use crate::node::Node;
+use crate::node::{Node, Wires};
 
 /// The NIDs of the two nodes.
 pub const NAMES: [Nid; 2] = [Nid::o2ib([10, 0, 0, 1], 0), Nid::o2ib([10, 0, 0, 2], 0)];
+
+/// Their incarnations.
+pub const STAMPS: [u64; 2] = [101, 202];
 
 /// What the two nodes are like.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +102,15 @@ impl World {
     /// Two nodes, not yet connected.
     #[must_use]
     pub fn new(setup: Setup) -> Self {
+        Self::with(setup, [soft::Tap::off, soft::Tap::off])
+    }
+
+    /// Two nodes, not yet connected, each on what is made of its wire.
+    #[must_use]
+    pub fn with(
+        setup: Setup,
+        taps: [impl FnOnce(Lossy<Ports<'static, 'static>>) -> Wires; 2],
+    ) -> Self {
         let lane = || Lane {
             returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
@@ -117,16 +129,20 @@ impl World {
             keepalive: Ticks(setup.keepalive),
             shape: setup.shape,
         };
+        let [near_tap, far_tap] = taps;
+        let near = near_tap(ports(near, setup.seed));
+        let far = far_tap(ports(far, !setup.seed));
         Self {
             nodes: [
-                Node::new(&setup, limits(NAMES[0], 101), ports(near, setup.seed), now),
-                Node::new(&setup, limits(NAMES[1], 202), ports(far, !setup.seed), now),
+                Node::over(&setup, limits(NAMES[0], STAMPS[0]), near, now),
+                Node::over(&setup, limits(NAMES[1], STAMPS[1]), far, now),
             ],
             now,
             tick: 1,
             asleep: [false; 2],
             setup,
-            numbers: 0,
+            // Queue pairs 0 and 1 are the management agents' own.
+            numbers: 0x10,
             high_water: u64::MAX,
         }
     }
@@ -260,12 +276,11 @@ impl World {
     }
 
     fn terms(&self, of: usize, queue_depth: u16) -> Terms {
-        let stamps = [101, 202];
         Terms {
             local: NAMES[of],
-            local_stamp: stamps[of],
+            local_stamp: STAMPS[of],
             peer: NAMES[1 - of],
-            peer_stamp: stamps[1 - of],
+            peer_stamp: STAMPS[1 - of],
             version: 0x12,
             queue_depth,
             max_frags: 257,

@@ -550,6 +550,7 @@ fn small_pools_slow_everything_down_and_stop_nothing() {
 #[test]
 fn a_full_event_ring_holds_everything_back_and_loses_nothing() {
     let mut setup = setup(Profile::frwr());
+    setup.shape.entries = 2;
     setup.events = 8;
     setup.memory = 3 << 20;
     let mut world = World::new(setup);

@@ -272,6 +272,56 @@ fn an_idle_side_returns_credits_at_high_water_and_not_before() {
     world.end();
 }
 
+/// A GET_REQ's credit is back long before its GET_DONE; what bounds the unanswered ones is their reserve.
+#[test]
+fn bulk_requests_keep_to_their_reserve() {
+    for depth in [1, 2, 4] {
+        let mut setup = setup(depth);
+        // Data is slow.
+        setup.profile.slice = 500;
+        let mut world = World::new(setup);
+        let connection = world.connect();
+        export(&mut world, BOTH);
+        let mix = [(GET, LARGE), (GET, LARGE), (ROUTED_GET, LARGE)];
+        flood(&mut world, connection, &mix, 16, 60);
+        world.rest();
+        for node in &mut world.nodes {
+            let heard = node.poller.nic().last();
+            assert!(heard.most_bulk > u64::from(depth) / 2);
+        }
+        world.end();
+    }
+}
+
+/// R10: what the device refused is looked at again by the next poll, whether or not anything happens.
+#[test]
+fn a_noop_that_the_device_refuses_is_tried_again() {
+    let mut world = World::new(setup(8));
+    let connection = world.connect();
+    export(&mut world, BOTH);
+    for count in 1..=4 {
+        // The fourth brings node 0 to its high-water mark, and it has nothing else to send.
+        if count == 4 {
+            world.nodes[0].poller.nic().faults().accept = Some(0);
+        }
+        let memory = world.nodes[1].arena.flat(SMALL, 0);
+        let request = World::request(connection[1], count, 7, 0, PUT, memory);
+        world.nodes[1].submit(request);
+        assert!(matches!(
+            world.event(1),
+            Event::Done {
+                outcome: Ok(SMALL),
+                ..
+            }
+        ));
+        world.settle();
+    }
+    assert_eq!(world.nodes[0].counters.partial_doorbells.get(), 1);
+    assert_eq!(world.nodes[0].poller.nic().last().sent("NOOP"), 1);
+    world.rest();
+    world.end();
+}
+
 #[test]
 fn a_burst_waits_for_the_window_and_never_for_the_receiver() {
     let mut world = World::new(setup(8));
@@ -359,11 +409,11 @@ fn a_storm_of_cancels_leaves_both_windows_whole() {
         export(&mut world, BOTH);
         let mut ended = 0;
         for round in 0..200_u64 {
-            for at in 0..2 {
+            for (at, connection) in connection.into_iter().enumerate() {
                 let operation = [GET, ROUTED_GET, PUT_ACK][(round % 3) as usize];
                 let length = [SMALL, LARGE][(round / 3 % 2) as usize];
                 let memory = world.nodes[at].arena.flat(length, 0);
-                let request = World::request(connection[at], round, 7, 0, operation, memory);
+                let request = World::request(connection, round, 7, 0, operation, memory);
                 world.until(100_000, |world| world.nodes[at].submissions.free() > 1);
                 world.nodes[at].submit(request);
             }

@@ -148,6 +148,13 @@ fn page_lists_refuse_gaps_by_name_and_leak_nothing() {
         world.nodes[0].submit(o2poll_dataplane::endpoint::Submission::Detach { entry });
         assert!(matches!(world.event(0), Event::Detached { why: None, .. }));
     }
+    // The first ends on a page boundary, and the second does not begin on one.
+    let late = Cut {
+        hole: 4100,
+        ..Cut::pages(0)
+    };
+    let jobs = [GET, ROUTED_GET].map(|operation| job(1, operation, 8192, late, Cut::flat(0)));
+    Jobs::run(&mut world, connection, &jobs, |_| {});
     // The connection is as good as new.
     Jobs::run(
         &mut world,

@@ -17,7 +17,7 @@ fn two_nodes_on_two_threads_move_every_size_both_ways_and_stop() {
         });
         let connections = world.connect();
         let movers = [0, 1].map(|of| Mover::new(&mut world, of, connections[of]));
-        let movers = movers.map(|mover| std::sync::Mutex::new(mover));
+        let movers = movers.map(std::sync::Mutex::new);
         // About four times each size in each slot.
         let rounds = (SLOTS * SIZES.len() * 4) as u64;
         world.on_two_threads(|of, mut core| {

@@ -9,6 +9,8 @@
 #[cfg(test)]
 mod tests;
 
+mod notes;
+
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -24,6 +26,7 @@ use o2poll_dataplane::wire::{
 };
 use o2poll_soft::{Lane, Port, link};
 
+use crate::capture::Notes;
 use crate::node::lend;
 
 /// For each node the ports to every other, in the order of the nodes.
@@ -157,6 +160,8 @@ pub(crate) struct Manager {
     under_way: VecDeque<(To, Message)>,
     effects: Vec<Effect>,
     log: Vec<String>,
+    /// Who writes down what is sent.
+    notes: Option<Notes>,
     last_id: Id,
     last_number: u32,
 }
@@ -176,9 +181,15 @@ impl Manager {
             under_way: VecDeque::new(),
             effects: Vec::new(),
             log: Vec::new(),
+            notes: None,
             last_id: 0,
-            last_number: 0,
+            last_number: FIRST_NUMBER,
         }
+    }
+
+    /// Writes down what is sent from now on.
+    pub(crate) fn tell(&mut self, notes: Notes) {
+        self.notes = Some(notes);
     }
 
     /// Begins to connect one node to another; the name of the attempt.
@@ -335,7 +346,7 @@ impl Manager {
 
     fn add(&mut self, node: usize, peer: usize, state: State) -> Id {
         self.last_id += 1;
-        self.last_number = (self.last_number + 1) & 0x00ff_ffff;
+        self.last_number = ((self.last_number + 1) & 0x00ff_ffff).max(FIRST_NUMBER);
         let end = Endpoint {
             node,
             peer,
@@ -356,6 +367,7 @@ impl Manager {
     }
 
     fn send(&mut self, to: To, message: Message) {
+        self.note(to, &message);
         self.under_way.push_back((to, message));
     }
 
@@ -419,6 +431,7 @@ impl Manager {
                 self.feed(id, Event::Established);
             }
             Message::Disconnect => {
+                self.note_disconnected(id);
                 self.feed(id, Event::Disconnected);
             }
             Message::Request { .. } => {}
@@ -637,6 +650,8 @@ impl Manager {
 
 /// What ko2iblnd waits before it dials again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Queue pairs 0 and 1 of a port are the management agents' own; cards leave some more out.
+const FIRST_NUMBER: u32 = 0x10;
 /// CM reject reason "consumer defined": the private data tell.
 const CM_CONSUMER_DEFINED: u16 = 28;
 /// Packets under way from one device to another.

@@ -42,6 +42,8 @@ pub struct Report {
     pub transfers: Vec<SpanLine>,
     /// One for each workload.
     pub verifications: Vec<VerificationLine>,
+    /// The capture, if there was one.
+    pub capture: Option<CaptureLine>,
     /// Transfers and connections that failed.
     pub failures: Vec<String>,
     /// One for each node.
@@ -54,6 +56,15 @@ pub struct Report {
     pub ok: bool,
     /// What the program's exit status says.
     pub verdict: Verdict,
+}
+
+/// What a capture holds.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct CaptureLine {
+    /// Frames in the file.
+    pub frames: u64,
+    /// Their bytes on the wire.
+    pub bytes: u64,
 }
 
 /// What the exit status of a run says; the worst that applies.
@@ -244,6 +255,10 @@ impl Report {
             digests: Vec::new(),
             transfers: Vec::new(),
             verifications: Vec::new(),
+            capture: finished.capture.map(|capture| CaptureLine {
+                frames: capture.frames,
+                bytes: capture.bytes,
+            }),
             failures,
             nodes: finished.nodes.iter().map(NodeLine::new).collect(),
             threads: finished

@@ -46,6 +46,13 @@ impl fmt::Display for Report {
                 )?,
             }
         }
+        if let Some(capture) = &self.capture {
+            writeln!(
+                f,
+                "capture: {} frames, {} bytes",
+                capture.frames, capture.bytes
+            )?;
+        }
         for failure in &self.failures {
             writeln!(f, "FAILED: {failure}")?;
         }

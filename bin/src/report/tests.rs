@@ -57,6 +57,7 @@ fn report() -> Report {
             wrong_bytes: 0,
             failed: 0,
         }],
+        capture: None,
         failures: Vec::new(),
         nodes: vec![NodeLine {
             nid: String::from("10.0.0.1@o2ib"),

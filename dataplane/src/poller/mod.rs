@@ -3,11 +3,14 @@
 //! This is the only room that calls across rooms: transfers, connections, portals and windows are
 //! values that answer questions.
 
+mod answers;
 mod close;
 mod complete;
+mod message;
 mod obey;
 mod receive;
 mod record;
+mod requests;
 mod send;
 mod submit;
 

@@ -240,6 +240,24 @@ pub(crate) fn run(copier: Copier, to: &mut impl Pieces, from: &mut impl Pieces, 
     copied
 }
 
+/// Copies out of checked memory, as much as both sides have; how much.
+pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
+    let mut rest = to;
+    let mut copied = 0_usize;
+    while let Ok(most @ 1..) = u32::try_from(rest.len()) {
+        let Some(span) = from.next(most) else { break };
+        let Some((now, after)) = rest.split_at_mut_checked(span.length as usize) else {
+            break;
+        };
+        // SAFETY: the span was checked against a `Memory` whose contract makes it valid to read for as long
+        // as a device can hold it; `now` is as long, and nobody else's.
+        unsafe { ptr::copy(span.pointer(), now.as_mut_ptr(), now.len()) };
+        copied = copied.wrapping_add(now.len());
+        rest = after;
+    }
+    copied
+}
+
 /// Bytes that [`Span::prefetch`] asks for: as many lines as a core waits for at a time, about.
 #[cfg(target_arch = "x86_64")]
 const PREFETCH: u32 = 1024;

@@ -20,6 +20,7 @@
 //! * `bytes`: registered memory, checked spans of it, and the copy. The only `unsafe` code.
 //! * `packet`: what goes from core to core. A packet holds spans, not bytes.
 //! * `wire`: what carries packets: [`Ports`] of lap rings, or a [`Lossy`] wire over them.
+//! * `tap`: what is sent on a wire, copied towards a thread that keeps it.
 //! * `profile`: what kind of card this plays ([`Profile::frwr`], [`Profile::mlx5`], [`Profile::windows`]).
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
@@ -101,6 +102,7 @@ mod queue_pair;
 mod respond;
 mod send;
 mod settle;
+mod tap;
 mod wire;
 
 #[cfg(test)]
@@ -119,6 +121,7 @@ pub use o2poll_dataplane::memory::Copier;
 pub use packet::{Flags, Opcode, Packet};
 pub use profile::{Limits, Profile, Sizes};
 pub use queue_pair::{Path, QueuePair, QueuePairSlot, ReceiveEntry, SendEntry};
+pub use tap::{CHUNK_BYTES, Chunk, Passed, Reader, Recorder, Said, Tap, Timer, recorder};
 pub use wire::{Lane, Lossy, Port, Ports, Weather, Wire, link, loopback};
 
 use completion::{CompletionQueue, Side};

@@ -12,6 +12,7 @@ mod config;
 mod connection;
 mod negotiation;
 mod peer;
+mod plan;
 mod wire;
 
 pub use config::config;

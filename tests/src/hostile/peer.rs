@@ -24,8 +24,8 @@ pub(super) struct Peer {
     receives: Vec<Range<'static>>,
     /// Memory that WRITEs come from and the node may write to.
     pub(super) shared: Range<'static>,
-    /// Buffers of messages under way, oldest first.
-    sending: VecDeque<usize>,
+    /// Buffers of messages under way, oldest first, and whether the message is poison.
+    sending: VecDeque<(usize, bool)>,
     idle: Vec<usize>,
     /// Post no receive again.
     pub(super) deaf: bool,
@@ -50,7 +50,7 @@ pub(super) struct Peer {
     /// Cookies told on this connection, and those that were answered.
     told: HashSet<u64>,
     answered: HashSet<u64>,
-    /// It has sent what must end the connection.
+    /// What must end the connection has arrived at the node.
     pub(super) poisoned: bool,
     /// Requests that went to the node, and credits that came from it.
     requests_out: u64,
@@ -141,7 +141,8 @@ impl Peer {
             self.device.fail(qp);
             // The node has drained its side: nothing on the wire names this memory any more.
             self.device.retire(qp);
-            self.idle.extend(self.sending.drain(..));
+            self.idle
+                .extend(self.sending.drain(..).map(|(index, _)| index));
         }
     }
 
@@ -162,7 +163,8 @@ impl Peer {
         self.device.poll(&mut burst).expect("a healthy device");
         for completion in &burst {
             match *completion {
-                Completion::Done { id } | Completion::Failed { id, .. } => self.sent(id),
+                Completion::Done { id } => self.sent(id, true),
+                Completion::Failed { id, .. } => self.sent(id, false),
                 Completion::Received { id, length, .. } => {
                     let index = id.0 as usize & 0xffff;
                     let bytes = self.receives[index].bytes()[..length as usize].to_vec();
@@ -185,11 +187,12 @@ impl Peer {
         let _ = self.device.receive(ReceiveQueue::Of(qp), id, sge);
     }
 
-    fn sent(&mut self, id: WrId) {
+    fn sent(&mut self, id: WrId, arrived: bool) {
         if id.0 & SEND != 0 {
             let index = id.0 as usize & 0xffff;
-            if let Some(at) = self.sending.iter().position(|sending| *sending == index) {
-                self.sending.remove(at);
+            let at = self.sending.iter().position(|sending| sending.0 == index);
+            if let Some((_, poison)) = at.and_then(|at| self.sending.remove(at)) {
+                self.poisoned |= poison && arrived;
                 self.idle.push(index);
             }
         }
@@ -296,8 +299,8 @@ impl Peer {
             self.idle.push(index);
             return false;
         }
-        self.sending.push_back(index);
-        self.poisoned |= self.is_poison(bytes, kill);
+        let poison = self.is_poison(bytes, kill);
+        self.sending.push_back((index, poison));
         // Whatever the node makes of it, it counts at most for this much.
         if let Ok((message, _)) = Message::decode(bytes) {
             self.credits_out += u64::from(message.envelope.credits);

@@ -56,6 +56,16 @@ fn verb(words: &[&str]) -> Result<bool> {
             rust_tests::loom(&workspace, &mut report);
             Ok(report.finish())
         }
+        ["program"] => {
+            let mut report = Report::new(false);
+            program::steps(&workspace, &mut report);
+            Ok(report.finish())
+        }
+        ["sanitize"] => {
+            let mut report = Report::new(false);
+            rust_tests::sanitizers(&workspace, &mut report);
+            Ok(report.finish())
+        }
         ["fuzz", ref words @ ..] => {
             let (seconds, target) = match *words {
                 [] => (fuzz::SHORT, None),
@@ -73,6 +83,11 @@ fn verb(words: &[&str]) -> Result<bool> {
             fuzz::targets(&workspace, &mut report, seconds, target);
             Ok(report.finish())
         }
+        ["wireshark"] => {
+            let mut report = Report::new(false);
+            rust_tests::wireshark(&workspace, &mut report);
+            Ok(report.finish())
+        }
         ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -87,6 +102,7 @@ fn test(workspace: &Workspace, mut report: Report) -> Result<bool> {
     rust_tests::loom(workspace, &mut report);
     probe::steps(workspace, &mut report);
     program::steps(workspace, &mut report);
+    rust_tests::wireshark(workspace, &mut report);
     rust_tests::sanitizers(workspace, &mut report);
     fuzz::steps(workspace, &mut report);
     Ok(report.finish())
@@ -96,14 +112,17 @@ const HELP: &str = "\
 cargo xtask VERB
 
   test            every test: cargo's, loom models, the link-time probe with its planted mistakes,
-                  shipped node files, a loopback run. Installs what is missing with apt-get if run
-                  as root; what cannot be run is listed and passes
+                  shipped node files, a loopback run, the wire as Wireshark reads it. Installs
+                  what is missing with apt-get if run as root; what cannot be run is listed and passes
   test --strict   the same, and what was not run fails, except for parts that need a nightly compiler
   ci              formatting, lints, documentation, then test --strict
   probe           the link-time proof that the data plane cannot panic or allocate
   locate [PLANT]  the source lines that can panic, for a probe that does not link
   loom            the loom models of the rings
+  program         the program: shipped node files, a loopback run, its system calls
+  sanitize        what crosses threads under the thread sanitizer; needs a nightly compiler
   fuzz [SECONDS] [TARGET]
                   the fuzz targets, each for so long; needs a nightly compiler and cargo-fuzz
+  wireshark       captures of two nodes, judged by tshark
   bench [ARGS]    the microbenchmarks
 ";

@@ -31,6 +31,23 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
     });
 }
 
+/// What two nodes say to each other, dissected by Wireshark.
+pub(crate) fn wireshark(workspace: &Workspace, report: &mut Report) {
+    report.step("wireshark", || {
+        if let Err(why) = tools::need(workspace, "tshark", "tshark")? {
+            return Ok(Outcome::NotRun(why));
+        }
+        let mut command = cargo(workspace);
+        command.args([
+            "test",
+            "--package=o2poll-tests",
+            "--features=wireshark",
+            "--test=wireshark",
+        ]);
+        tests(workspace, "wireshark", &mut command)
+    });
+}
+
 /// Every `tests/loom_*.rs` of a member.
 pub(crate) fn loom(workspace: &Workspace, report: &mut Report) {
     let mut none = true;

@@ -7,4 +7,5 @@ mod model;
 mod pair;
 mod script;
 mod smoke;
+mod tap;
 mod threads;

@@ -1,0 +1,279 @@
+//! What answers transfers of ours: by cookie (PUT_ACK, PUT_NAK, PUT_DONE, GET_DONE) or by LNet handle (ACK,
+//! REPLY).
+
+use super::receive::{EPROTONOSUPPORT, REPOST, REPOST_OWE, Then};
+use super::{Poller, Reason};
+use crate::endpoint::Error;
+use crate::nic::{Nic, RKey};
+use crate::pool::Handle;
+use crate::time::Instant;
+use crate::transfer::{Input, Phase, Place, Role, Sink, Step};
+use crate::wire::lnet::{self, WireHandle};
+use crate::wire::{Descriptor, Done};
+
+impl<N: Nic> Poller<'_, N> {
+    /// A transfer of this connection by the cookie we gave the peer.
+    pub(super) fn by_cookie(&mut self, connection: Handle, cookie: u64) -> Result<Handle, Reason> {
+        let handle = Handle::from_bits(cookie);
+        match self.transfers.get(handle) {
+            Some(transfer) if transfer.connection == connection => Ok(handle),
+            _ => Err(Reason::UnexpectedAnswer),
+        }
+    }
+
+    /// A GET or PUT of ours by the LNet handle we gave the peer.
+    pub(super) fn by_handle(
+        &self,
+        connection: Handle,
+        handle: WireHandle,
+        role: Role,
+    ) -> Option<Handle> {
+        let (stamp, bits) = handle.words();
+        let handle = Handle::from_bits(bits);
+        let transfer = self.transfers.get(handle)?;
+        (stamp == self.limits.stamp && transfer.connection == connection && transfer.role == role)
+            .then_some(handle)
+    }
+
+    pub(super) fn unreserve(&mut self, connection: Handle) {
+        if let Some(state) = self.connections.get_mut(connection) {
+            state.credits.unreserve();
+        }
+        self.list(connection);
+    }
+
+    pub(super) fn put_ack_arrived(
+        &mut self,
+        connection: Handle,
+        source_cookie: u64,
+        sink_cookie: u64,
+        sink: &Descriptor<'_>,
+    ) -> Result<Then, Reason> {
+        let handle = self.by_cookie(connection, source_cookie)?;
+        let lend = sink.len() > 1;
+        if let Some(transfer) = self.transfers.get_mut(handle)
+            && transfer.phase == Phase::AskedPut
+        {
+            transfer.cookie = sink_cookie;
+            transfer.sink_key = sink.key();
+            transfer.length = u32::try_from(sink.length())
+                .unwrap_or(u32::MAX)
+                .min(transfer.length);
+            if let (false, Some(fragment)) = (lend, sink.get(0)) {
+                transfer.sink = Sink::One(fragment);
+            }
+            transfer.reserved = false;
+        }
+        if self.apply(handle, Input::PutAck) == Step::Violation {
+            return Err(Reason::UnexpectedAnswer);
+        }
+        self.unreserve(connection);
+        Ok(if lend {
+            Then::Lend {
+                to: handle,
+                owe: false,
+            }
+        } else {
+            REPOST
+        })
+    }
+
+    pub(super) fn put_nak_arrived(
+        &mut self,
+        connection: Handle,
+        done: Done,
+    ) -> Result<Then, Reason> {
+        let handle = self.by_cookie(connection, done.cookie)?;
+        if let Some(transfer) = self.transfers.get_mut(handle)
+            && transfer.phase == Phase::AskedPut
+        {
+            // 0: the sink wants nothing, or nothing there matched; LNet calls that a success.
+            transfer.outcome = match done.status {
+                0 => Ok(0),
+                status if status < 0 => Err(Error::Peer(status)),
+                _ => return Err(Reason::BadLength),
+            };
+            transfer.reserved = false;
+        }
+        if self.apply(handle, Input::PutNak) == Step::Violation {
+            return Err(Reason::UnexpectedAnswer);
+        }
+        self.unreserve(connection);
+        Ok(REPOST)
+    }
+
+    /// PUT_DONE or GET_DONE: the data is in our memory, and the key to it must die now.
+    pub(super) fn done_arrived(
+        &mut self,
+        connection: Handle,
+        done: Done,
+        input: Input,
+        invalidated: Option<RKey>,
+    ) -> Result<(), Reason> {
+        let handle = self.by_cookie(connection, done.cookie)?;
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Err(Reason::UnexpectedAnswer);
+        };
+        let waits = matches!(
+            (transfer.phase, input),
+            (Phase::Answered, Input::PutDone) | (Phase::AskedGet, Input::GetDone)
+        );
+        if !waits {
+            return Err(Reason::UnexpectedAnswer);
+        }
+        let outcome = match u32::try_from(done.status) {
+            Ok(bytes) if bytes <= transfer.length => Ok(bytes),
+            Ok(_) => return Err(Reason::BadLength),
+            Err(_) => Err(Error::Peer(done.status)),
+        };
+        if let Some(key) = invalidated {
+            match &mut transfer.window {
+                Some(window) if window.may_be_alive() && window.key() == key => {
+                    window.dead();
+                }
+                _ => return Err(Reason::BadInvalidate),
+            }
+        }
+        transfer.outcome = outcome;
+        let alive = transfer.window.as_ref();
+        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive);
+        if input == Input::GetDone {
+            transfer.reserved = false;
+        }
+        self.apply(handle, input);
+        if invalidated.is_some() {
+            self.counters.remote_invalidations.add(1);
+            self.key_died();
+        }
+        if dead {
+            self.apply(handle, Input::Dead);
+        }
+        Ok(())
+    }
+
+    pub(super) fn ack_arrived(
+        &mut self,
+        connection: Handle,
+        handle: WireHandle,
+        length: u32,
+    ) -> Result<Then, Reason> {
+        let known = self.by_handle(connection, handle, Role::Put);
+        let mut ignored = true;
+        if let Some(handle) = known
+            && let Some(transfer) = self.transfers.get_mut(handle)
+            && transfer.handle != WireHandle::NONE
+        {
+            if length > transfer.length {
+                return Err(Reason::BadLength);
+            }
+            // An ACK that nobody waits for says nothing.
+            if matches!(transfer.phase, Phase::SentWantsAck | Phase::AwaitAck) {
+                transfer.outcome = Ok(length);
+            }
+            ignored = self.apply(handle, Input::Ack) == Step::Ignore;
+        }
+        if ignored {
+            self.counters.unknown_replies.add(1);
+        }
+        Ok(REPOST_OWE)
+    }
+
+    pub(super) fn reply_arrived(
+        &mut self,
+        connection: Handle,
+        handle: WireHandle,
+        payload: &[u8],
+    ) -> Result<Then, Reason> {
+        let Some(handle) = self.by_handle(connection, handle, Role::Get) else {
+            self.counters.unknown_replies.add(1);
+            return Ok(REPOST_OWE);
+        };
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST_OWE);
+        };
+        if transfer.phase != Phase::AskedReply {
+            self.counters.unknown_replies.add(1);
+            return Ok(REPOST_OWE);
+        }
+        let length = u32::try_from(payload.len()).unwrap_or(u32::MAX);
+        if length > transfer.length {
+            return Err(Reason::BadLength);
+        }
+        if let Place::Own(memory) = &mut transfer.place {
+            memory.write_at(0, payload);
+        }
+        transfer.outcome = Ok(length);
+        self.apply(handle, Input::Reply);
+        Ok(REPOST_OWE)
+    }
+
+    /// A REPLY too large for a message: our GET becomes a sink.
+    pub(super) fn reply_req_arrived(
+        &mut self,
+        connection: Handle,
+        header: &lnet::Header,
+        handle: WireHandle,
+        cookie: u64,
+        again: bool,
+        now: Instant,
+    ) -> Result<Then, Reason> {
+        let ours = self.is_for_us(header)?;
+        let known = self
+            .by_handle(connection, handle, Role::Get)
+            .filter(|handle| {
+                ours && self
+                    .transfers
+                    .get(*handle)
+                    .is_some_and(|transfer| transfer.phase == Phase::AskedReply)
+            });
+        let Some(handle) = known else {
+            if !again {
+                self.counters.unknown_replies.add(1);
+            }
+            return Ok(self.refuse_reply(connection, 0, cookie, now));
+        };
+        let too_long = self
+            .transfers
+            .get(handle)
+            .is_none_or(|transfer| header.payload_length > transfer.length);
+        if too_long {
+            return Err(Reason::BadLength);
+        }
+        if header.payload_length == 0 {
+            let then = self.refuse_reply(connection, 0, cookie, now);
+            if !matches!(then, Then::HoldReply) {
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return Ok(REPOST);
+        };
+        // For a small GET nobody checked yet whether a window could cover its memory.
+        let mappable = match &transfer.place {
+            Place::Own(memory) => {
+                let pieces = memory.slice(0, header.payload_length);
+                self.scratch.lay_out(&self.capabilities, pieces).is_some()
+            }
+            _ => false,
+        };
+        if !mappable {
+            let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);
+            if !matches!(then, Then::HoldReply) {
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.outcome = Err(Error::Unmappable);
+                }
+                self.apply(handle, Input::Reply);
+            }
+            return Ok(then);
+        }
+        let Some(window) = self.windows.take(true) else {
+            return Ok(Then::HoldReply);
+        };
+        transfer.window = Some(window);
+        transfer.cookie = cookie;
+        transfer.length = header.payload_length;
+        self.apply(handle, Input::ReplyRequest);
+        Ok(REPOST)
+    }
+}
