@@ -313,9 +313,9 @@ impl Contender {
             Some(_) => effort.sample_across,
         };
         let wanted_ns = wanted.as_secs_f64() * 1e9;
-        let mut batch = granule.max(LEAST_BATCH.next_multiple_of(granule));
+        let mut batch = granule.max(effort.least_batch.next_multiple_of(granule));
         loop {
-            let best = (0..5)
+            let best = (0..effort.tries)
                 .map(|_| self.sample(batch).ticks)
                 .fold(f64::INFINITY, f64::min);
             if calibration.ns(best * batch as f64) >= wanted_ns || batch >= 1 << 24 {
@@ -376,6 +376,10 @@ pub struct Effort {
     pub sample_here: Duration,
     /// Least length of a sample on two cores.
     pub sample_across: Duration,
+    /// Least operations per sample; [`LEAST_BATCH`] for anything that is looked at.
+    pub least_batch: u64,
+    /// How often each length of a batch is tried before it is found too short.
+    pub tries: u32,
 }
 
 impl Effort {
@@ -388,6 +392,8 @@ impl Effort {
             at_most: Duration::from_secs(4),
             sample_here: Duration::from_micros(20),
             sample_across: Duration::from_micros(200),
+            least_batch: LEAST_BATCH,
+            tries: 5,
         }
     }
 
@@ -400,6 +406,8 @@ impl Effort {
             at_most: Duration::from_millis(400),
             sample_here: Duration::from_micros(20),
             sample_across: Duration::from_micros(100),
+            least_batch: LEAST_BATCH,
+            tries: 5,
         }
     }
 }
@@ -627,8 +635,10 @@ impl Drop for Partner {
         self.shared.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
-            // A partner that panicked has said so itself.
-            let _ = thread.join();
+            // The partner of a half that panicked waits for ever. One that panicked has said so itself.
+            if !thread::panicking() {
+                let _ = thread.join();
+            }
         }
     }
 }
@@ -685,6 +695,8 @@ mod tests {
             at_most: Duration::ZERO,
             sample_here: Duration::from_nanos(1),
             sample_across: Duration::from_nanos(1),
+            least_batch: LEAST_BATCH,
+            tries: 5,
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crossbeam_utils::CachePadded;
 
 use super::Spec;
-use crate::harness::{Cores, Effort, Patience, Role, Row};
+use crate::harness::{Cores, Effort, LEAST_BATCH, Patience, Role, Row};
 use crate::tsc::Calibration;
 
 /// The rows of this file.
@@ -28,6 +28,8 @@ pub fn distance(cores: Cores, calibration: &Calibration) -> f64 {
         at_most: Duration::ZERO,
         sample_here: Duration::ZERO,
         sample_across: Duration::from_micros(50),
+        least_batch: LEAST_BATCH,
+        tries: 5,
     };
     let row = one_line(Row::new("distance", "round trip", cores));
     row.measure(&effort, calibration)

@@ -83,6 +83,8 @@ mod tests {
             at_most: Duration::ZERO,
             sample_here: Duration::ZERO,
             sample_across: Duration::ZERO,
+            least_batch: 1,
+            tries: 1,
         };
         let calibration = Calibration::over(Duration::from_millis(1));
         let mut names = BTreeSet::new();

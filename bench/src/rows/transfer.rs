@@ -340,7 +340,7 @@ impl Politeness {
     #[inline]
     fn after(&mut self, work: u32) {
         self.0 = if work == 0 { self.0 + 1 } else { 0 };
-        if self.0 == 20_000 {
+        if self.0 == IDLE {
             self.0 = 0;
             thread::yield_now();
         }
@@ -710,8 +710,11 @@ impl Histogram {
 const TWO: &str = "two pollers on two cores";
 const ONE: &str = "two pollers on one core";
 
+/// Polls without work until the core is offered to others.
+const IDLE: u32 = if cfg!(test) { 50 } else { 20_000 };
+
 /// Payload of each side in a cold row; several times any cache.
-const COLD: usize = if cfg!(test) { 4 << 20 } else { 256 << 20 };
+const COLD: usize = if cfg!(test) { 16 << 20 } else { 256 << 20 };
 
 /// Buffers that the target writes between turns: half of a core's own cache.
 const FRESH: usize = 64;
