@@ -434,15 +434,24 @@ fn a_second_interrupt_ends_at_once() {
     folder.write("data", data(50_000));
     let long = WORKLOAD.replace("300ms", "10 min");
     let file = folder.write("nodes.toml", nodes("", "4 MiB", &format!("{COPY}{long}")));
-    let (mut child, mut lines) = started(&file);
-    // Both are there before it can react to one.
-    for signal in ["STOP", "INT", "TERM", "CONT"] {
-        kill(&child, signal);
-    }
-    let status = wait(&mut child, Duration::from_secs(60));
-    assert!(matches!(status, Some(130 | 143)), "{status:?}");
-    let mut table = String::new();
-    assert_eq!(lines.read_line(&mut table).unwrap(), 0, "{table}");
+    // Which thread takes which signal is the kernel's choice. Where both are taken at once, neither is the second,
+    // and the run drains as after one.
+    let ended_at_once = (0..30).any(|_| {
+        let (mut child, mut lines) = started(&file);
+        // Both are there before it can react to one.
+        for signal in ["STOP", "INT", "TERM", "CONT"] {
+            kill(&child, signal);
+        }
+        let status = wait(&mut child, Duration::from_secs(60));
+        assert!(matches!(status, Some(0 | 130 | 143)), "{status:?}");
+        let at_once = status != Some(0);
+        if at_once {
+            let mut table = String::new();
+            assert_eq!(lines.read_line(&mut table).unwrap(), 0, "{table}");
+        }
+        at_once
+    });
+    assert!(ended_at_once);
 }
 
 #[test]

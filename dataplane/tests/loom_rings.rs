@@ -8,9 +8,12 @@
 //! Release-Acquire edge between the two. The last tests weaken each access of each edge to Relaxed
 //! and demand that failure, so that the others' silence means something.
 #![cfg(loom)]
+#![allow(unsafe_code)]
 
 use std::panic;
 
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
 use loom::thread;
 use o2poll_dataplane::ring::{
     Consumer, Edge, Indices, LapConsumer, LapProducer, LapSlot, Producer, Returned, Side, Slot,
@@ -117,6 +120,58 @@ fn lap_bursts() {
         }
         sender.join().unwrap();
     });
+}
+
+/// The software device's wire: a request ring and an acknowledgement ring, and memory that belongs to no ring.
+/// The responder reads the initiator's source and writes its sink between request and acknowledgement; the
+/// initiator touches both before and after, and nobody locks anything.
+fn requests_and_acknowledgements() {
+    check(Some(3), || {
+        let (mut requests, mut asked) = lap(4);
+        let (mut answers, mut acknowledged) = lap(4);
+        let memory = Arc::new([UnsafeCell::new(0_u64), UnsafeCell::new(0_u64)]);
+        let theirs = Arc::clone(&memory);
+        let responder = thread::spawn(move || {
+            let [source, sink] = &*theirs;
+            for _ in 0..2 {
+                let request = popped(&mut asked);
+                // SAFETY: loom fails the model if anybody may be writing.
+                let copied = source.with(|source| unsafe { *source });
+                assert_eq!(copied, request[0]);
+                // SAFETY: loom fails the model if anybody else may be looking.
+                sink.with_mut(|sink| unsafe { *sink = copied + 100 });
+                while !answers.push(&request) {
+                    thread::yield_now();
+                }
+            }
+        });
+        let [source, sink] = &*memory;
+        for round in 1..=2 {
+            // SAFETY: as above.
+            source.with_mut(|source| unsafe { *source = round });
+            while !requests.push(&[round; 7]) {
+                thread::yield_now();
+            }
+            assert_eq!(popped(&mut acknowledged), [round; 7]);
+            // SAFETY: as above.
+            assert_eq!(sink.with(|sink| unsafe { *sink }), round + 100);
+        }
+        responder.join().unwrap();
+    });
+}
+
+fn popped(consumer: &mut LapConsumer<'static>) -> [u64; 7] {
+    loop {
+        match consumer.pop() {
+            Some(message) => return message,
+            None => thread::yield_now(),
+        }
+    }
+}
+
+#[test]
+fn memory_changes_hands_by_request_and_acknowledgement_alone() {
+    requests_and_acknowledgements();
 }
 
 #[test]
@@ -299,5 +354,8 @@ fn every_weakened_access_of_the_lap_ring_is_caught() {
             caught(edge, side, lap_singles);
             caught(edge, side, lap_bursts);
         }
+    }
+    for side in [Side::Release, Side::Acquire] {
+        caught(Edge::Lap, side, requests_and_acknowledgements);
     }
 }

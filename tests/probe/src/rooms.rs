@@ -1,7 +1,5 @@
 //! The functions of every room, each compiled with arguments that could be anything.
 
-
-
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
 use o2poll_dataplane::nic::{Nic, RKey};
@@ -20,7 +18,6 @@ macro_rules! keep_all {
         core::hint::black_box([$($function as *const ()),*])
     };
 }
-
 
 pub(crate) use keep_all;
 
