@@ -22,6 +22,9 @@ use crate::tsc::{self, Calibration};
 /// Least operations per sample.
 pub const LEAST_BATCH: u64 = 64;
 
+/// Operations that move so many bytes need not be [`LEAST_BATCH`] in a sample.
+const LONG: u64 = 32 << 10;
+
 /// Does as many operations as it is told, a multiple of the row's granule. `Some`: how many ticks they took,
 /// where not all that was done is to be counted.
 pub type Batch = Box<dyn FnMut(u64) -> Option<u64> + Send>;
@@ -256,10 +259,16 @@ impl Row {
     /// Measures all contenders in turns.
     #[must_use]
     pub fn measure(mut self, effort: &Effort, calibration: &Calibration) -> Measured {
+        // The readings of the counter are nothing beside a copy of this length.
+        let least = if self.bytes >= LONG {
+            1
+        } else {
+            effort.least_batch
+        };
         let batches: Vec<u64> = self
             .contenders
             .iter_mut()
-            .map(|contender| contender.batch(self.granule, effort, calibration))
+            .map(|contender| contender.batch(self.granule, least, effort, calibration))
             .collect();
         for contender in &mut self.contenders {
             contender.take_figures();
@@ -307,18 +316,29 @@ impl Row {
 impl Contender {
     /// How many operations make a sample of the length wanted. Doubles until it is there, which
     /// warms the caches as well.
-    fn batch(&mut self, granule: u64, effort: &Effort, calibration: &Calibration) -> u64 {
+    fn batch(
+        &mut self,
+        granule: u64,
+        least: u64,
+        effort: &Effort,
+        calibration: &Calibration,
+    ) -> u64 {
         let wanted = match self.partner {
             None => effort.sample_here,
             Some(_) => effort.sample_across,
         };
         let wanted_ns = wanted.as_secs_f64() * 1e9;
-        let mut batch = granule.max(effort.least_batch.next_multiple_of(granule));
+        let mut batch = granule.max(least.next_multiple_of(granule));
         loop {
-            let best = (0..effort.tries)
-                .map(|_| self.sample(batch).ticks)
-                .fold(f64::INFINITY, f64::min);
-            if calibration.ns(best * batch as f64) >= wanted_ns || batch >= 1 << 24 {
+            let mut best = f64::INFINITY;
+            for _ in 0..effort.tries {
+                best = best.min(calibration.ns(self.sample(batch).ticks * batch as f64));
+                if best >= 4.0 * wanted_ns {
+                    // Long enough beyond doubt.
+                    return batch;
+                }
+            }
+            if best >= wanted_ns || batch >= 1 << 24 {
                 return batch;
             }
             batch *= 2;

@@ -3,8 +3,9 @@
 //! Two copies of the same length can differ by a factor of two in either direction, and the length does not
 //! tell which way. Streaming (non-temporal) stores do not fetch the lines they overwrite, so they win where the
 //! sink is cold; where the sink lies in a cache they lose, since they push it out to memory. Only the machine
-//! knows, so it is asked all the time: [`best_copy`] measures, per thread and per class of length, one plain and
-//! one streaming copy in every [`PERIOD`] (more often after a change), and uses what took less time for the others.
+//! knows, so it is asked all the time: [`best_copy`] times, per thread and per class of length, one copy in
+//! [`WATCH`], compares both ways once in [`PERIOD`] copies and as soon as the cost has changed, and uses what
+//! took less time for the others.
 //!
 //! The device copies in slices of 64 KiB at most, so the length here is a slice's, never a transfer's.
 #![allow(unsafe_code)]
@@ -71,85 +72,118 @@ pub fn copy(copier: Copier, to: &mut [u8], from: &[u8]) {
     unsafe { copier.copy(to.as_mut_ptr(), from.as_ptr(), length) }
 }
 
-/// What one thread has seen of one class of lengths.
+/// What one thread has seen of one class of lengths, and what it does next.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
-    /// Copies until the next two are timed; those are 1 and 0.
-    left: u32,
-    /// How many copies there are between.
-    period: u32,
     /// Ticks per 4 KiB, smoothed; 0: never measured.
     plain: u64,
     streaming: u64,
     stream: bool,
+    task: Task,
+    /// Copies since both were timed, and how many there are to be.
+    since: u32,
+    period: u32,
+    longest: u32,
+    /// Plain copies before one is compared with streaming, where that is in use: streaming stores keep the
+    /// sink out of the caches, and so a single plain copy would find it cold whatever its size.
+    run_up: u32,
 }
 
-/// What to do with one copy.
+/// What the next timed copy is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
-    stream: bool,
-    timed: bool,
+enum Task {
+    /// To see whether the method in use still costs what it did.
+    Watch,
+    /// To compare: first a plain one ...
+    Plain,
+    /// ... then a streaming one.
+    Streaming,
 }
 
 impl Choice {
-    const NEW: Self = Self {
-        left: 1,
-        period: SHORTEST,
-        plain: 0,
-        streaming: 0,
-        stream: false,
-    };
-
-    /// The next copy.
-    const fn next(&mut self) -> Plan {
-        match self.left {
-            0 => {
-                self.left = self.period;
-                Plan {
-                    stream: true,
-                    timed: true,
-                }
-            }
-            left => {
-                self.left = left - 1;
-                Plan {
-                    stream: self.stream && left != 1,
-                    timed: left == 1,
-                }
-            }
+    const fn new(longest: u32, run_up: u32) -> Self {
+        Self {
+            plain: 0,
+            streaming: 0,
+            stream: false,
+            task: Task::Plain,
+            since: 0,
+            period: WATCH,
+            longest,
+            run_up,
         }
     }
 
-    /// A timed copy took so long.
-    fn record(&mut self, stream: bool, ticks: u64, length: usize) {
+    /// Whether the copies until the next timed one stream.
+    const fn streams(&self) -> bool {
+        self.stream && matches!(self.task, Task::Watch)
+    }
+
+    /// Whether the copy that is timed now streams.
+    const fn timed_streams(&self) -> bool {
+        match self.task {
+            Task::Watch => self.stream,
+            Task::Plain => false,
+            Task::Streaming => true,
+        }
+    }
+
+    /// The timed copy took so long; how many copies follow until the next one that is timed.
+    fn record(&mut self, ticks: u64, length: usize) -> u32 {
         let cost = ticks
             .saturating_mul(4096)
             .checked_div(length as u64)
             .unwrap_or(0)
             .max(1);
-        let mean = if stream {
+        let mean = if self.timed_streams() {
             &mut self.streaming
         } else {
             &mut self.plain
         };
-        *mean = match *mean {
+        let before = *mean;
+        *mean = match before {
             0 => cost,
             // An interrupted copy says nothing: it counts as twice the usual at most.
-            mean => mean / 2 + cost.min(mean * 2) / 2,
+            before => before / 2 + cost.min(before * 2) / 2,
         };
-        // A change has to be worth it.
-        let (chosen, other) = if self.stream {
-            (self.streaming, self.plain)
-        } else {
-            (self.plain, self.streaming)
-        };
-        if other != 0 && chosen != 0 && other < chosen - chosen / 16 {
-            self.stream = !self.stream;
-            self.period = SHORTEST;
-        } else if stream {
-            // Confirmed: the next time can be later. A wrong copy costs more than itself, by what it leaves
-            // in the caches and what not.
-            self.period = (self.period * 2).min(PERIOD);
+        match self.task {
+            Task::Watch => {
+                let changed = cost > before + before / 2 || before > cost + cost / 2;
+                self.since = self.since.saturating_add(WATCH);
+                if changed {
+                    // What was seen before says nothing of now.
+                    (self.plain, self.streaming) = (0, 0);
+                    self.period = WATCH;
+                }
+                if self.since >= self.period {
+                    self.since = 0;
+                    self.task = Task::Plain;
+                    return if self.stream { self.run_up } else { 0 };
+                }
+                WATCH
+            }
+            Task::Plain => {
+                self.task = Task::Streaming;
+                0
+            }
+            Task::Streaming => {
+                self.task = Task::Watch;
+                let (chosen, other) = if self.stream {
+                    (self.streaming, self.plain)
+                } else {
+                    (self.plain, self.streaming)
+                };
+                // A change has to be worth it.
+                if other < chosen - chosen / 16 {
+                    self.stream = !self.stream;
+                    self.period = WATCH;
+                } else {
+                    // Confirmed: the next time can be later. A wrong copy costs more than itself, by what
+                    // it leaves in the caches and what not.
+                    self.period = (self.period * 2).min(self.longest);
+                }
+                WATCH
+            }
         }
     }
 }
@@ -165,7 +199,7 @@ mod x86 {
     use core::cell::Cell;
     use core::ptr;
 
-    use super::{CLASSES, Choice, Copier, Plan, STREAM_FROM, class, overlap};
+    use super::{CLASSES, Choice, Copier, PERIOD, STREAM_FROM, class, overlap};
 
     type Copy = unsafe fn(*mut u8, *const u8, usize);
 
@@ -205,8 +239,34 @@ mod x86 {
         Some(unsafe { Copier::new(copy) })
     }
 
+    /// One class of lengths; what each copy needs stands by itself.
+    struct Class {
+        /// Copies until the next one that is timed.
+        left: Cell<u32>,
+        stream: Cell<bool>,
+        choice: Cell<Choice>,
+    }
+
+    impl Class {
+        const fn new(longest: u32, run_up: u32) -> Self {
+            Self {
+                left: Cell::new(0),
+                stream: Cell::new(false),
+                choice: Cell::new(Choice::new(longest, run_up)),
+            }
+        }
+    }
+
     std::thread_local! {
-        static CHOICES: [Cell<Choice>; CLASSES] = const { [const { Cell::new(Choice::NEW) }; CLASSES] };
+        static CHOICES: [Class; CLASSES] = const {
+            [
+                Class::new(PERIOD, 64),
+                Class::new(PERIOD, 64),
+                Class::new(PERIOD / 2, 32),
+                Class::new(PERIOD / 2, 16),
+                Class::new(PERIOD / 4, 8),
+            ]
+        };
     }
 
     /// # Safety
@@ -239,36 +299,52 @@ mod x86 {
             return unsafe { ptr::copy(from, to, length) };
         }
         CHOICES.with(|choices| {
-            let Some(cell) = choices.get(class(length)) else {
+            let Some(class) = choices.get(class(length)) else {
                 return;
             };
-            let mut choice = cell.get();
-            let Plan {
-                stream: streams,
-                timed,
-            } = choice.next();
-            let copy: Copy = if streams { stream } else { move_bytes };
-            if timed {
-                // SAFETY: RDTSC and MFENCE belong to every x86-64. The fences keep the copy's stores, which
-                // may be on their way to memory when it returns, inside what is timed.
-                let from_tick = unsafe {
-                    _mm_mfence();
-                    _rdtsc()
-                };
+            match class.left.get().checked_sub(1) {
                 // SAFETY: by the caller's word.
-                unsafe { copy(to, from, length) };
-                // SAFETY: as above.
-                let ticks = unsafe {
-                    _mm_mfence();
-                    _rdtsc().wrapping_sub(from_tick)
-                };
-                choice.record(streams, ticks, length);
-            } else {
-                // SAFETY: by the caller's word.
-                unsafe { copy(to, from, length) };
+                None => unsafe { timed(class, stream, to, from, length) },
+                Some(left) => {
+                    class.left.set(left);
+                    if class.stream.get() {
+                        // SAFETY: by the caller's word.
+                        unsafe { stream(to, from, length) }
+                    } else {
+                        // SAFETY: by the caller's word.
+                        unsafe { ptr::copy(from, to, length) }
+                    }
+                }
             }
-            cell.set(choice);
         });
+    }
+
+    /// # Safety
+    /// As for [`ptr::copy`], and for `stream`.
+    #[cold]
+    unsafe fn timed(class: &Class, stream: Copy, to: *mut u8, from: *const u8, length: usize) {
+        let mut choice = class.choice.get();
+        let copy: Copy = if choice.timed_streams() {
+            stream
+        } else {
+            move_bytes
+        };
+        // SAFETY: RDTSC and MFENCE belong to every x86-64. The fences keep the copy's stores, which may be on
+        // their way to memory when it returns, inside what is timed.
+        let began = unsafe {
+            _mm_mfence();
+            _rdtsc()
+        };
+        // SAFETY: by the caller's word.
+        unsafe { copy(to, from, length) };
+        // SAFETY: as above.
+        let ticks = unsafe {
+            _mm_mfence();
+            _rdtsc().wrapping_sub(began)
+        };
+        class.left.set(choice.record(ticks, length));
+        class.stream.set(choice.streams());
+        class.choice.set(choice);
     }
 
     /// # Safety
@@ -394,11 +470,12 @@ const fn class(length: usize) -> usize {
 /// Shorter copies never stream: a page is the least that a bulk transfer moves.
 pub const STREAM_FROM: usize = 4096;
 
-/// Where nothing has changed for long, one copy in so many is a plain one that is timed, and one a streaming one.
+/// Where nothing changes, one copy of 4 KiB in so many is a plain one that is timed, and one a streaming one; of
+/// 64 KiB, one in a quarter as many.
 pub const PERIOD: u32 = 1024;
 
-/// The same after a change. It doubles until it is [`PERIOD`].
-const SHORTEST: u32 = 16;
+/// One copy in so many is timed by the method in use: a change of its cost brings the comparison forward.
+pub const WATCH: u32 = 64;
 
 /// 4 KiB to 64 KiB and more.
 const CLASSES: usize = 5;
@@ -407,7 +484,9 @@ const CLASSES: usize = 5;
 mod tests {
     #![allow(clippy::cast_possible_truncation)]
 
-    use super::{CLASSES, Choice, Copier, Method, PERIOD, STREAM_FROM, best_copy, class, copy};
+    use super::{
+        CLASSES, Choice, Copier, Method, PERIOD, STREAM_FROM, WATCH, best_copy, class, copy,
+    };
 
     fn copiers() -> Vec<(&'static str, Copier)> {
         let mut all: Vec<_> = Method::ALL
@@ -531,44 +610,79 @@ mod tests {
         }
     }
 
-    /// How many of the next copies are timed, and how many of the others stream, when the two cost so much.
-    fn run(choice: &mut Choice, plain: u64, streaming: u64) -> (u32, u32) {
-        let mut counts = (0, 0);
-        for _ in 0..20 * PERIOD {
-            let plan = choice.next();
-            if plan.timed {
-                let cost = if plan.stream { streaming } else { plain };
-                choice.record(plan.stream, cost, STREAM_FROM);
-                counts.0 += 1;
+    /// Of the next copies, how many were timed, and how many of the others streamed, when the two cost so much.
+    fn run(choice: &mut Choice, copies: u32, plain: u64, streaming: u64) -> (u32, u32) {
+        let (mut timed, mut streamed, mut left) = (0, 0, 0);
+        for _ in 0..copies {
+            if left == 0 {
+                timed += 1;
+                let cost = if choice.timed_streams() {
+                    streaming
+                } else {
+                    plain
+                };
+                left = choice.record(cost, STREAM_FROM);
             } else {
-                counts.1 += u32::from(plan.stream);
+                left -= 1;
+                streamed += u32::from(choice.streams());
             }
         }
-        counts
+        (timed, streamed)
     }
 
     #[test]
-    fn what_takes_less_time_is_used_and_a_change_is_noticed() {
+    fn what_takes_less_time_is_used_and_a_change_is_noticed_soon() {
+        let mut choice = Choice::new(PERIOD, 0);
         let all = 20 * PERIOD;
-        let mut choice = Choice::NEW;
-        let (timed, streamed) = run(&mut choice, 1000, 400);
+        let (timed, streamed) = run(&mut choice, all, 1000, 400);
         assert_eq!(timed + streamed, all, "from the first on");
-        let (_, streamed) = run(&mut choice, 200, 400);
-        assert!(streamed < 4 * PERIOD, "{streamed}");
-        let (timed, streamed) = run(&mut choice, 200, 400);
+        assert_eq!((choice.period, choice.stream), (PERIOD, true));
+        // The sink is in a cache now: both cost less.
+        run(&mut choice, 16 * WATCH, 200, 250);
+        assert!(!choice.stream);
+        let (timed, streamed) = run(&mut choice, all, 200, 250);
         assert_eq!(streamed, 0);
-        assert!(timed <= 42, "measuring is rare: {timed}");
+        assert!(timed < all / 50, "measuring is rare: {timed}");
         // Too close to call: it stays.
-        assert_eq!(run(&mut choice, 400, 390).1, 0);
+        assert_eq!(run(&mut choice, all, 250, 240).1, 0);
+        // And back.
+        run(&mut choice, 16 * WATCH, 1000, 400);
+        assert!(choice.stream);
+    }
+
+    /// A sink that fits a cache, where a plain copy costs little if the copies before it were plain as well.
+    #[test]
+    fn streaming_does_not_hold_on_by_keeping_the_sink_cold() {
+        let mut choice = Choice::new(PERIOD, 64);
+        run(&mut choice, 4 * PERIOD, 1000, 400);
+        assert!(choice.stream);
+        let (mut left, mut plain_before) = (0, 0);
+        for _ in 0..4 * PERIOD {
+            let streams = if left == 0 {
+                let streams = choice.timed_streams();
+                let cost = match (streams, plain_before) {
+                    (true, _) => 400,
+                    (false, 0..32) => 700,
+                    (false, _) => 150,
+                };
+                left = choice.record(cost, STREAM_FROM);
+                streams
+            } else {
+                left -= 1;
+                choice.streams()
+            };
+            plain_before = if streams { 0 } else { plain_before + 1 };
+        }
+        assert!(!choice.stream);
     }
 
     #[test]
     fn one_interrupted_copy_changes_nothing() {
-        let mut choice = Choice::NEW;
-        run(&mut choice, 200, 400);
-        choice.record(false, 1_000_000, STREAM_FROM);
+        let mut choice = Choice::new(PERIOD, 0);
+        run(&mut choice, 20 * PERIOD, 200, 400);
+        choice.record(1_000_000, STREAM_FROM);
         assert!(!choice.stream);
-        assert_eq!(run(&mut choice, 200, 400).1, 0);
+        assert_eq!(run(&mut choice, 20 * PERIOD, 200, 400).1, 0);
     }
 
     #[test]

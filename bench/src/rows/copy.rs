@@ -31,7 +31,8 @@ fn build(row: Row, load: Load) -> Row {
         .into_iter()
         .chain(others)
         .fold(
-            row.bytes(u64::from(load.length())),
+            // They share their buffers: most of a batch is to find them as it leaves them.
+            row.bytes(u64::from(load.length())).granule(512),
             |row, (role, name, copier)| row.here(role, name, floors.batch(copier)),
         )
         .goal(
