@@ -90,7 +90,7 @@ pub fn alone(kind: Kind, length: u32, depth: u16) -> impl FnMut(u64) {
     };
     let clock = clock();
     let [mut near, far] = nodes::pair(load.plan());
-    let mut application = Application::new(&mut near, load, clock);
+    let mut application = Application::new(&mut near, load, clock, &far);
     let mut target = Target::new(far, clock);
     move |n| {
         application.run(&mut near, n, |now| target.node.turn(now));
@@ -199,10 +199,13 @@ struct Application {
     began: Vec<Instant>,
     clock: Clock,
     latency: Histogram,
+    /// What the target counts, and how many transfers it will have seen.
+    target: &'static Counters,
+    seen: u64,
 }
 
 impl Application {
-    fn new(node: &mut Node, load: Load, clock: Clock) -> Self {
+    fn new(node: &mut Node, load: Load, clock: Clock, target: &Node) -> Self {
         let order = order(load);
         let mut rest = node.payload.take();
         let mut ranges: Vec<_> = (0..order.len())
@@ -227,6 +230,8 @@ impl Application {
             began: vec![Instant(0); usize::from(load.depth)],
             clock,
             latency: Histogram::default(),
+            target: target.counters,
+            seen: 0,
         }
     }
 
@@ -295,7 +300,9 @@ impl Application {
         let mut now = self.clock.now();
         self.submit(node, &mut left, now);
         let mut politeness = Politeness::default();
-        while ended < count {
+        self.seen += count;
+        // The target may need us to the end: its INVALIDATE waits until what it sent before is acknowledged.
+        while ended < count || self.target.peer_transfers.get() < self.seen {
             let mut work = node.turn(now);
             now = self.clock.now();
             ended += self.step(node, &mut left, now);
@@ -349,7 +356,7 @@ impl Politeness {
 
 fn two_cores(row: Row, load: Load, clock: Clock) -> Row {
     let [mut near, far] = nodes::pair(load.plan());
-    let application = Application::new(&mut near, load, clock);
+    let application = Application::new(&mut near, load, clock, &far);
     let counters = [near.counters, far.counters];
     let mut target = Target::new(far, clock);
     let shared = Arc::new(Mutex::new((application, near)));
@@ -373,7 +380,7 @@ fn two_cores(row: Row, load: Load, clock: Clock) -> Row {
 
 fn one_core(row: Row, load: Load, clock: Clock) -> Row {
     let [mut near, far] = nodes::pair(load.plan());
-    let application = Application::new(&mut near, load, clock);
+    let application = Application::new(&mut near, load, clock, &far);
     let counters = [near.counters, far.counters];
     let mut target = Target::new(far, clock);
     let shared = Arc::new(Mutex::new((application, near)));
@@ -535,7 +542,7 @@ fn fresh(row: Row) -> Row {
         ..load.plan()
     };
     let [mut near, far] = nodes::pair(plan);
-    let mut application = Application::new(&mut near, load, clock);
+    let mut application = Application::new(&mut near, load, clock, &far);
     application.offsets = (0..64).map(|at| at * 4096).collect();
     let mut scribble = Scribble::over(&far, 1);
     let mut target = Target::new(far, clock);
