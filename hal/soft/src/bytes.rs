@@ -240,6 +240,14 @@ pub(crate) fn run(copier: Copier, to: &mut impl Pieces, from: &mut impl Pieces, 
     copied
 }
 
+/// Copies as much as both spans have, of one message or so.
+#[inline]
+pub(crate) fn move_whole(copier: Copier, to: Span, from: Span) {
+    let length = from.length.min(to.length) as usize;
+    // SAFETY: as in `run`: both spans were checked and have `length` bytes. They may overlap.
+    unsafe { copier.copy(to.pointer(), from.pointer(), length) };
+}
+
 /// Copies out of checked memory, as much as both sides have; how much.
 pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
     let mut rest = to;

@@ -94,12 +94,14 @@ impl Wire for Ports<'_, '_> {
         u16::try_from(self.ports.len()).unwrap_or(u16::MAX)
     }
 
+    #[inline]
     fn send(&mut self, port: u16, packet: &Packet) -> bool {
         self.ports
             .get_mut(usize::from(port))
             .is_some_and(|port| port.send(packet))
     }
 
+    #[inline]
     fn peek(&mut self, port: u16) -> Option<Packet> {
         let port = self.ports.get_mut(usize::from(port))?;
         let words = port.inbound.peek()?;
@@ -111,6 +113,7 @@ impl Wire for Ports<'_, '_> {
         packet
     }
 
+    #[inline]
     fn peek_second(&mut self, port: u16) -> Option<Packet> {
         let port = self.ports.get_mut(usize::from(port))?;
         Packet::from_words(port.inbound.peek_second()?)
