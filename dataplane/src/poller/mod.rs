@@ -485,6 +485,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Puts a connection on the list of those the send stage looks at.
+    #[inline]
     fn list(&mut self, connection: Handle) {
         if let Some(state) = self.connections.get_mut(connection)
             && !state.listed

@@ -40,25 +40,18 @@ impl<W: Wire> Soft<'_, W> {
             if port >= ports {
                 port = 0;
             }
-            let mut next = self.wire.peek(port);
             while packets != 0
                 && bytes != 0
-                && let Some(packet) = next
+                && let Some(packet) = self.wire.peek(port)
             {
-                // Its bytes are in another core's cache, or in memory: they come while this one is served.
-                let second = self.wire.peek_second(port);
-                if let Some(second) = &second {
-                    second.spans.0.prefetch();
-                }
+                // The bytes of the next are in another core's cache, or in memory: they come while this one is
+                // served.
+                self.wire.prefetch_second(port);
                 if self.take(port, &packet, &mut bytes) == Outcome::Again {
                     break;
                 }
                 self.wire.pop(port);
                 packets = packets.wrapping_sub(1);
-                next = match second {
-                    Some(_) => second,
-                    None => self.wire.peek(port),
-                };
             }
             port = port.wrapping_add(1);
         }

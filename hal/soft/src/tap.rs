@@ -75,6 +75,11 @@ impl<W: Wire, T: Timer> Wire for Tap<'_, W, T> {
     }
 
     #[inline]
+    fn prefetch_second(&mut self, port: u16) {
+        self.wire.prefetch_second(port);
+    }
+
+    #[inline]
     fn pop(&mut self, port: u16) {
         self.wire.pop(port);
     }

@@ -18,11 +18,9 @@ pub trait Wire {
     /// The oldest packet that has arrived on a port; the same again until [`pop`](Self::pop).
     fn peek(&mut self, port: u16) -> Option<Packet>;
 
-    /// The packet that `peek` will show after the next `pop`, where that can be told already; asked for only
-    /// while `peek` shows one.
-    fn peek_second(&mut self, _port: u16) -> Option<Packet> {
-        None
-    }
+    /// Fetches the bytes of the packet that `peek` will show after the next `pop`, where there is one already; asked
+    /// for only while `peek` shows one.
+    fn prefetch_second(&mut self, _port: u16) {}
 
     /// Forgets the packet that `peek` shows.
     fn pop(&mut self, port: u16);
@@ -114,9 +112,12 @@ impl Wire for Ports<'_, '_> {
     }
 
     #[inline]
-    fn peek_second(&mut self, port: u16) -> Option<Packet> {
-        let port = self.ports.get_mut(usize::from(port))?;
-        Packet::from_words(port.inbound.peek_second()?)
+    fn prefetch_second(&mut self, port: u16) {
+        if let Some(port) = self.ports.get_mut(usize::from(port))
+            && let Some(words) = port.inbound.peek_second()
+        {
+            Packet::first_span(words).prefetch();
+        }
     }
 
     fn pop(&mut self, port: u16) {
