@@ -173,7 +173,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 memory,
             });
         }
-        self.list(connection);
+        // Who waits for its share keeps the connection listed.
     }
 
     /// Takes a transfer out of whichever queue of its connection it is in.

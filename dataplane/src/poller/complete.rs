@@ -75,8 +75,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.finished(kind, handle, failed && at == end);
             }
         }
-        // Whoever waits for room on this send queue has it now.
-        self.list(connection);
+        // Whoever waits for room on this send queue has it now, and keeps the connection listed.
         true
     }
 
@@ -90,6 +89,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             if let Some(posted) = noop {
                 self.messages.give(posted.completed());
             }
+            // The next may have waited for this one.
+            self.list(handle);
             return;
         }
         if kind == Kind::Drain {

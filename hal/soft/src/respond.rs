@@ -46,7 +46,7 @@ impl<W: Wire> Soft<'_, W> {
             {
                 // The bytes of the next are in another core's cache, or in memory: they come while this one is
                 // served.
-                self.wire.prefetch_second(port);
+                self.wire.prefetch(port);
                 if self.take(port, &packet, &mut bytes) == Outcome::Again {
                     break;
                 }

@@ -3,10 +3,11 @@
 use o2poll_dataplane::nic::{Completion, RKey, Region, Status};
 
 use crate::Soft;
+use crate::bytes::prefetch_to_write;
 use crate::completion::{CompletionEntry, CompletionQueue, Side};
 use crate::keys::Keys;
 use crate::packet::before;
-use crate::queue_pair::{Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, State};
+use crate::queue_pair::{Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work};
 use crate::wire::Wire;
 
 impl<W: Wire> Soft<'_, W> {
@@ -239,6 +240,9 @@ pub(crate) fn complete(
                 return;
             }
             slot.base = entry.end;
+            if entry.work == Work::Send {
+                prefetch_to_write(entry.first.address, entry.length);
+            }
         }
         let behind = slot.sent == slot.completed;
         slot.completed = slot.completed.wrapping_add(1);

@@ -75,8 +75,8 @@ impl<W: Wire, T: Timer> Wire for Tap<'_, W, T> {
     }
 
     #[inline]
-    fn prefetch_second(&mut self, port: u16) {
-        self.wire.prefetch_second(port);
+    fn prefetch(&mut self, port: u16) {
+        self.wire.prefetch(port);
     }
 
     #[inline]
