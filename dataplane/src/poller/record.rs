@@ -29,13 +29,7 @@ impl<'a> Record<'a> {
 
     /// The position behind `id`, looked for from `tail` up to `head`.
     #[inline]
-    pub(super) fn behind(
-        &self,
-        connection: Handle,
-        tail: u32,
-        head: u32,
-        id: WrId,
-    ) -> Option<u32> {
+    pub(super) fn behind(&self, connection: Handle, tail: u32, head: u32, id: WrId) -> Option<u32> {
         let base = connection.index().saturating_mul(self.stride as usize);
         let ids = self.ids.get(base..)?;
         let mut at = tail;

@@ -14,9 +14,7 @@ use core::fmt;
 
 use crossbeam_utils::CachePadded;
 
-use super::sync::{
-    AtomicU32, Cell, Edge, acquire, const_unless_loom, prefetch_to_write, release,
-};
+use super::sync::{AtomicU32, Cell, Edge, acquire, const_unless_loom, prefetch_to_write, release};
 
 /// What travels: seven plain words.
 pub type Message = [u64; 7];

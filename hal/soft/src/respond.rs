@@ -177,9 +177,7 @@ impl<W: Wire> Soft<'_, W> {
             Opcode::Write if length != 0 => {
                 let (asker, key) = (pair.asker(), RKey(packet.rkey));
                 let right = Rights::REMOTE_WRITE;
-                let Some(mut sink) = self
-                    .keys
-                    .remote(asker, key, packet.address, length, right)
+                let Some(mut sink) = self.keys.remote(asker, key, packet.address, length, right)
                 else {
                     return false;
                 };

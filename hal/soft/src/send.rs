@@ -274,10 +274,7 @@ impl<W: Wire> Soft<'_, W> {
                 slot.sent = position.wrapping_add(1);
                 continue;
             }
-            if self.faulty
-                && !entry.is(Marks::RAN)
-                && !slot.cursor.begun
-                && entry.failure.is_none()
+            if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none()
             {
                 entry.failure = self.faults.next_failure();
             }

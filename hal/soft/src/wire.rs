@@ -102,7 +102,6 @@ impl Wire for Ports<'_, '_> {
     }
 
     #[inline]
-    #[inline]
     fn send(&mut self, port: u16, packet: &Packet) -> bool {
         self.ports
             .get_mut(usize::from(port))
@@ -121,7 +120,6 @@ impl Wire for Ports<'_, '_> {
         packet
     }
 
-    #[inline]
     #[inline]
     fn prefetch(&mut self, port: u16) {
         let Some(port) = self.ports.get_mut(usize::from(port)) else {
