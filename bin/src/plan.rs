@@ -63,7 +63,7 @@ impl Plan {
         };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let windows = 2 * shape.connections * usize::from(shape.queue_depth);
-        let most = device.windows.unwrap_or(u32::MAX);
+        let most = device.max_windows.unwrap_or(u32::MAX);
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
         if windows > most {
@@ -184,7 +184,7 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
         (&mut capabilities.max_sge, device.max_sge),
         (&mut capabilities.max_send_wr, device.max_send_wr),
         (&mut capabilities.max_cqe, device.max_cqe),
-        (&mut capabilities.max_windows, device.windows),
+        (&mut capabilities.max_windows, device.max_windows),
     ] {
         if let Some(given) = given {
             *limit = given;
@@ -316,7 +316,7 @@ mod tests {
 
     #[test]
     fn few_windows_are_used_and_it_is_said() {
-        let plan = plan(&nodes("windows = 3", "")).unwrap();
+        let plan = plan(&nodes("max_windows = 3", "")).unwrap();
         assert_eq!(plan.shape.windows, 3);
         assert!(plan.notes[0].contains("3 windows"), "{:?}", plan.notes);
     }
