@@ -173,16 +173,17 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
     let Device::Soft(device) = &config.device else {
         return Err(NodeError::UnknownDevice);
     };
-    let mut profile = match device.profile {
-        SoftProfile::Frwr => Profile::frwr(),
-        SoftProfile::Mlx5 => Profile::mlx5(),
-        _ => return Err(NodeError::UnknownDevice),
-    };
+    let mut profile = profile_of(device.profile).ok_or(NodeError::UnknownDevice)?;
+    if let Some(given) = device.max_qp {
+        profile.max_qp = given;
+    }
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
         (&mut capabilities.max_fragments, device.max_fragments),
+        (&mut capabilities.max_pages, device.max_pages),
         (&mut capabilities.max_sge, device.max_sge),
         (&mut capabilities.max_send_wr, device.max_send_wr),
+        (&mut capabilities.max_recv_wr, device.max_recv_wr),
         (&mut capabilities.max_cqe, device.max_cqe),
         (&mut capabilities.max_windows, device.max_windows),
     ] {
@@ -191,6 +192,20 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
         }
     }
     Ok(profile)
+}
+
+/// `None` for a profile that this program does not know.
+pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
+    Some(match profile {
+        SoftProfile::Frwr => Profile::frwr(),
+        SoftProfile::Mlx5 => Profile::mlx5(),
+        SoftProfile::Mlx4 => Profile::mlx4(),
+        SoftProfile::Windows => Profile::windows(),
+        SoftProfile::Rxe => Profile::rxe(),
+        SoftProfile::Mthca => Profile::mthca(),
+        SoftProfile::Bare => Profile::bare(),
+        _ => return None,
+    })
 }
 
 /// One connection in each direction with every other node.
