@@ -133,6 +133,8 @@ impl Lab {
             queue_depth: depth,
             max_frags: 257,
             high_water: depth.div_ceil(2),
+            kills_keys: self.setup.kill_keys,
+            keys_killed: self.setup.kill_keys,
         }
     }
 

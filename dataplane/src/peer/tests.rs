@@ -5,8 +5,8 @@ extern crate std;
 use std::vec::Vec;
 
 use super::{
-    Answer, Local, Next, Refusal, Refused, Remembered, Request, Stale, accepted, answer, rejected,
-    request,
+    Answer, Extensions, Local, Next, Refusal, Refused, Remembered, Request, Stale, accepted,
+    answer, rejected, request,
 };
 use crate::wire::{
     Body, ByteOrder, Checksum, ConnParams, Encoding, Envelope, Message, Nid, RejectRecord, V1, V2,
@@ -24,6 +24,7 @@ fn local(nid: Nid) -> Local {
         max_frags: 257,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::empty(),
         ready: true,
     }
 }
@@ -81,7 +82,7 @@ fn dial(a: &Local, b: &Local, of_b: &mut Remembered, of_a: &mut Remembered) -> (
         match answered(&request.private_data, b, of_a) {
             Answer::Accept { terms, reply } => {
                 let mut room = [0; 196];
-                room[..56].copy_from_slice(&reply);
+                room[..reply.len()].copy_from_slice(&reply);
                 let ours = accepted(&room, &request, a, of_b).unwrap();
                 assert_eq!((ours.local, ours.peer), (terms.peer, terms.local));
                 assert_eq!(ours.peer_stamp, terms.local_stamp);

@@ -224,7 +224,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Never invalidate what is not live: some devices' drivers do not survive it.
             let in_flight = transfer.in_flight != 0;
             self.apply(handle, Input::Dead);
-            if in_flight {
+            if in_flight && !self.is_told(connection) {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -235,6 +235,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
+    fn is_told(&self, connection: Handle) -> bool {
+        self.connections
+            .get(connection)
+            .is_some_and(|state| state.terms.keys_killed)
     }
 
     /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
@@ -270,8 +277,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows in any case tells that this is done, too.
-                    self.message(connection, qp, handle, false, false);
+                    // The invalidate that follows tells that this is done, too.
+                    let told = self.is_told(connection);
+                    self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -299,7 +307,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Checked when it was submitted.
             self.register(connection, qp, handle);
         }
-        self.message(connection, qp, handle, !is_sink, true);
+        let told = !is_sink || self.is_told(connection);
+        self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
