@@ -64,7 +64,8 @@ fn count(operation: Operation, length: u32, kill_keys: bool) -> Cost {
         })
     };
     let before = counters(&world);
-    world.request(0, connection, 1, operation, 7, near);
+    let request = World::request(connection, 1, 7, 0, operation, near);
+    world.nodes[0].submit(request);
     // One node at a time runs until it is quiet: what crosses the wire does so when they change over.
     let (mut half_trips, mut landed) = (None, None);
     for crossings in 0..10 {

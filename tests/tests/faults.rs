@@ -294,7 +294,7 @@ fn cut_every_chain() {
             }
         }
     }
-    assert!(cuts > 100, "{cuts}");
+    assert!(cuts >= 100, "{cuts}");
 }
 
 /// Long chains of many transfers, cut everywhere.
@@ -542,7 +542,7 @@ fn fail_every_request() {
                 hit
             });
             if !hit {
-                assert!(k > 40, "{k}");
+                assert!(k > 30, "{k}");
                 break;
             }
         }
