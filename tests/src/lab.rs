@@ -65,7 +65,7 @@ impl Lab {
                     Nid::o2ib([10, 0, 0, 1 + number], 0),
                     1000 + u64::from(number),
                     (NAMES[0], STAMP),
-                    setup.memory,
+                    (setup.memory, setup.shape.queue_depth),
                     ports,
                 )
             })

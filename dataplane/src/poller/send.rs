@@ -11,9 +11,6 @@ use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfe
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-/// The whole of a chain's longest step: register and message.
-const STEP: usize = 2;
-
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
@@ -151,13 +148,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            if room < STEP {
-                return false;
-            }
-            if left < STEP {
-                return true;
-            }
-            let room = room.min(left);
             let invalidate = self.transfers.front(&state.invalidates);
             let answer = self.transfers.front(&state.answers);
             let request = if state.credits.available() > 0 {
@@ -165,6 +155,19 @@ impl<'a, N: Nic> Poller<'a, N> {
             } else {
                 None
             };
+            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
+            // one, with an invalidate in hand.
+            let step = match (invalidate, answer.or(request)) {
+                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                _ => 1,
+            };
+            if room < step {
+                return false;
+            }
+            if left < step {
+                return true;
+            }
+            let room = room.min(left);
             if let Some(handle) = invalidate {
                 self.pop(connection, |state| &mut state.invalidates);
                 self.invalidate(connection, qp, handle);
@@ -479,6 +482,17 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
+    }
+}
+
+/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
+const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+    match transfer {
+        Some(Transfer {
+            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
+            ..
+        }) => 1,
+        _ => 2,
     }
 }
 
