@@ -2,7 +2,7 @@
 //! connections that end in every phase. Everything that was taken comes back, and what can still be done
 //! is done, byte for byte.
 
-use std::cell::Cell;
+use core::cell::Cell;
 
 use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Operation};
 use o2poll_dataplane::nic::Status;
