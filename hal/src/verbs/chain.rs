@@ -3,8 +3,8 @@
 use o2poll_dataplane::nic::{LKey, Layout, Remote, Rights, SendWr, Sge, Status};
 use rdma_core_sys::types::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV, ibv_mw_bind_info,
-    ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV,
+    ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 
 use super::objects::{Memory, access};
@@ -150,7 +150,13 @@ impl Chain {
                     IBV_WR_RDMA_WRITE
                 };
                 aim(out, remote);
-                carry(out, opcode, imm.unwrap_or(0).to_be(), gathered, asker.inline)
+                carry(
+                    out,
+                    opcode,
+                    imm.unwrap_or(0).to_be(),
+                    gathered,
+                    asker.inline,
+                )
             }
             SendWr::Read { local, remote } => {
                 if !asker.reads {

@@ -131,9 +131,24 @@ mod tests {
     #[test]
     fn a_token_comes_back_whole() {
         for token in [
-            Token { slot: 0, generation: 0, receive: false, position: 0 },
-            Token { slot: 0xffff, generation: 0x7fff, receive: true, position: u32::MAX },
-            Token { slot: 5, generation: 77, receive: false, position: 0x8000_0000 },
+            Token {
+                slot: 0,
+                generation: 0,
+                receive: false,
+                position: 0,
+            },
+            Token {
+                slot: 0xffff,
+                generation: 0x7fff,
+                receive: true,
+                position: u32::MAX,
+            },
+            Token {
+                slot: 5,
+                generation: 77,
+                receive: false,
+                position: 0x8000_0000,
+            },
         ] {
             assert_eq!(Token::unpack(token.pack()), token);
         }
@@ -162,8 +177,15 @@ mod tests {
 
     #[test]
     fn the_key_that_a_message_killed_is_read_by_the_drivers_own_flag() {
-        let nothing = Arrival { length: 77, imm: None, invalidated: None };
-        let killed = Arrival { invalidated: Some(RKey(0x1234)), ..nothing };
+        let nothing = Arrival {
+            length: 77,
+            imm: None,
+            invalidated: None,
+        };
+        let killed = Arrival {
+            invalidated: Some(RKey(0x1234)),
+            ..nothing
+        };
         // 5 is what rxe says: GRH, and the kernel's bit.
         for (flags, quirks, wanted) in [
             (5, Quirks::RXE, killed),
@@ -187,7 +209,11 @@ mod tests {
 
     #[test]
     fn immediate_data_is_big_endian_and_no_key() {
-        let wanted = Arrival { length: 77, imm: Some(0x0102_0304), invalidated: None };
+        let wanted = Arrival {
+            length: 77,
+            imm: Some(0x0102_0304),
+            invalidated: None,
+        };
         for quirks in [CARD, Quirks::RXE] {
             let wc = arrived(3 | quirks.invalidated_flag(), 0x0102_0304_u32.to_be());
             assert_eq!(decode(&wc, true, quirks), Outcome::Arrived(wanted));
@@ -207,6 +233,9 @@ mod tests {
     fn a_status_that_nobody_knows_keeps_its_number() {
         let mut wc = filled(0);
         wc.status = 4711;
-        assert_eq!(decode(&wc, false, CARD), Outcome::Failed(Status::Other(4711)));
+        assert_eq!(
+            decode(&wc, false, CARD),
+            Outcome::Failed(Status::Other(4711))
+        );
     }
 }

@@ -12,8 +12,8 @@ use rdma_core_sys::inline::{ibv_query_gid_table, ibv_query_port};
 use rdma_core_sys::types::{
     IBV_DEVICE_MEM_WINDOW_TYPE_2A, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_EVENT_COMM_EST,
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_REQ_ERR, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_PORT_ACTIVE, ibv_async_event,
-    ibv_context, ibv_device_attr, ibv_gid_entry, ibv_mtu, ibv_port_attr,
+    IBV_EVENT_QP_REQ_ERR, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_PORT_ACTIVE,
+    ibv_async_event, ibv_context, ibv_device_attr, ibv_gid_entry, ibv_mtu, ibv_port_attr,
 };
 use rdma_core_sys::{Libibverbs, libibverbs};
 
@@ -285,7 +285,11 @@ impl Device {
         }
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: the context is open. What it gives is acknowledged once, below.
-        if unsafe { self.library().ibv_get_async_event(self.raw_context(), raw.as_mut_ptr()) } != 0 {
+        if unsafe {
+            self.library()
+                .ibv_get_async_event(self.raw_context(), raw.as_mut_ptr())
+        } != 0
+        {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 // Another thread was faster.

@@ -39,8 +39,8 @@ mod device;
 mod nic;
 mod objects;
 mod probe;
-mod quirks;
 mod queue_pair;
+mod quirks;
 mod raw;
 #[cfg(any(test, feature = "verbs-stub"))]
 pub mod stub;
@@ -81,7 +81,9 @@ pub enum Error {
         have: String,
     },
     /// A port without an address.
-    #[error("port {port} of device {device} has no address: give its network interface one, and bring it up")]
+    #[error(
+        "port {port} of device {device} has no address: give its network interface one, and bring it up"
+    )]
     NoGid {
         /// Which device.
         device: String,

@@ -16,6 +16,7 @@ use o2poll_dataplane::nic::{
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq};
 use rdma_core_sys::types::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
+use super::Error;
 use super::chain::{Asker, Built, Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
@@ -25,7 +26,6 @@ use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
 use super::windows::{Binding, Change, Windows};
-use super::Error;
 
 /// How much one core holds at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,14 @@ impl Verbs {
         let trap = Trap::new(&Domain::new(device)?)?;
         let message = device.port(1).map_or(1 << 31, |port| port.max_message);
         let capabilities = capabilities(device, findings, &limits);
-        Ok(Self::of(cq, trap, capabilities, device.quirks(), limits, message))
+        Ok(Self::of(
+            cq,
+            trap,
+            capabilities,
+            device.quirks(),
+            limits,
+            message,
+        ))
     }
 
     pub(super) fn of(
@@ -148,7 +155,9 @@ impl Verbs {
         let pairs = limits.queue_pairs.min(1 << 16) as usize;
         Self {
             windows: Windows::new(limits.windows as usize),
-            slots: core::iter::repeat_with(|| Slot::empty(&limits)).take(pairs).collect(),
+            slots: core::iter::repeat_with(|| Slot::empty(&limits))
+                .take(pairs)
+                .collect(),
             chain: Chain::new(limits.send_wr as usize, limits.max_sge.max(1) as usize),
             memories: Memories::new(limits.memories as usize, max_message),
             trap,
@@ -284,9 +293,10 @@ impl Verbs {
     /// A noted request failed: its change is undone, and if it stood for one that had to fail, why.
     #[cold]
     fn explain(&mut self, token: Token, status: Status) -> Status {
-        let note = self.slots.get(usize::from(token.slot)).and_then(|slot| {
-            slot.notes.get(slot.send_index(token.position)).copied()
-        });
+        let note = self
+            .slots
+            .get(usize::from(token.slot))
+            .and_then(|slot| slot.notes.get(slot.send_index(token.position)).copied());
         let Some(note) = note else {
             return status;
         };
@@ -370,13 +380,22 @@ impl Nic for Verbs {
         for window in self.windows.iter_mut() {
             let (memory, done) = match window.binding {
                 Binding::Free => continue,
-                Binding::Live { qp: of, generation, memory } => {
+                Binding::Live {
+                    qp: of,
+                    generation,
+                    memory,
+                } => {
                     if (of, generation) != (qp.0, used) {
                         continue;
                     }
                     (memory, false)
                 }
-                Binding::Dying { qp: of, generation, position, memory } => {
+                Binding::Dying {
+                    qp: of,
+                    generation,
+                    position,
+                    memory,
+                } => {
                     if (of, generation) != (qp.0, number) {
                         continue;
                     }
@@ -385,7 +404,9 @@ impl Nic for Verbs {
             };
             if done {
                 window.binding = Binding::Free;
-            } else if let (Some(window), Some(memory)) = (&mut window.window, self.memories.get(memory)) {
+            } else if let (Some(window), Some(memory)) =
+                (&mut window.window, self.memories.get(memory))
+            {
                 window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
             }
         }
@@ -408,8 +429,17 @@ impl Nic for Verbs {
                 window.release();
                 return Some(window);
             }
-            Binding::Live { qp, generation, memory } => (qp, generation, memory, None),
-            Binding::Dying { qp, generation, memory, position } => (qp, generation, memory, Some(position)),
+            Binding::Live {
+                qp,
+                generation,
+                memory,
+            } => (qp, generation, memory, None),
+            Binding::Dying {
+                qp,
+                generation,
+                memory,
+                position,
+            } => (qp, generation, memory, Some(position)),
         };
         if let Some(slot) = self.slots.get(qp as usize)
             && slot.generation == generation
@@ -435,11 +465,18 @@ impl Nic for Verbs {
         if chain.refused {
             return;
         }
-        let Some(slot) = self.slots.get(qp.0 as usize).filter(|slot| slot.pair.is_some()) else {
+        let Some(slot) = self
+            .slots
+            .get(qp.0 as usize)
+            .filter(|slot| slot.pair.is_some())
+        else {
             chain.refused = true;
             return;
         };
-        #[expect(clippy::cast_possible_truncation, reason = "at most the depth of a queue")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most the depth of a queue"
+        )]
         let position = slot.tail.wrapping_add(chain.length as u32);
         if position.wrapping_sub(slot.freed) >= slot.send_depth {
             chain.refused = true;
@@ -516,18 +553,28 @@ impl Nic for Verbs {
         let (count, refused) = (self.chain.length, self.chain.refused);
         let Some(slot) = self.slots.get(qp.0 as usize).filter(|_| count > 0) else {
             self.chain.clear();
-            return if refused { Err(Rejected { accepted: 0 }) } else { Ok(()) };
+            return if refused {
+                Err(Rejected { accepted: 0 })
+            } else {
+                Ok(())
+            };
         };
         if slot.failed {
             self.give_up(qp.0);
         }
-        let raw = self.slots.get(qp.0 as usize).map_or(null_mut(), |slot| slot.raw);
+        let raw = self
+            .slots
+            .get(qp.0 as usize)
+            .map_or(null_mut(), |slot| slot.raw);
         let taken = self.post(raw, count);
         if self.chain.changes > 0 {
             self.settle(qp.0, taken);
         }
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
-            #[expect(clippy::cast_possible_truncation, reason = "at most the depth of a queue")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "at most the depth of a queue"
+            )]
             let accepted = taken as u32;
             // One that fails for certain is in it, or one that cannot be: later ones are only flushed.
             slot.failed |= self.chain.poisoned && (taken == count || slot.has_verdict(taken));
@@ -655,7 +702,10 @@ impl Verbs {
             return;
         };
         for n in 0..self.chain.length {
-            #[expect(clippy::cast_possible_truncation, reason = "at most the depth of a queue")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "at most the depth of a queue"
+            )]
             let position = slot.tail.wrapping_add(n as u32);
             self.chain.hollow(n, slot.token(qp, position, false));
             let at = slot.send_index(position);
@@ -708,7 +758,10 @@ impl Slot {
     }
 
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "there are at most 65536 slots")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "there are at most 65536 slots"
+    )]
     const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
         let token = Token {
             slot: slot as u16,
@@ -731,7 +784,10 @@ impl Slot {
 
     /// What was noted of the request `n` of the open chain.
     fn noted(&self, n: usize) -> Option<&Note> {
-        #[expect(clippy::cast_possible_truncation, reason = "at most the depth of a queue")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most the depth of a queue"
+        )]
         let at = self.send_index(self.tail.wrapping_add(n as u32));
         let sent = self.sends.get(at)?;
         self.notes.get(at).filter(|_| sent.noted)
@@ -753,9 +809,7 @@ impl Trap {
         let mut bytes = Box::new([0; 64]);
         let base = core::ptr::NonNull::from(&mut *bytes).cast();
         // SAFETY: the bytes are freed after the registration (see the drop), and nobody touches them.
-        let memory = unsafe {
-            domain.register(base, 64, o2poll_dataplane::nic::Rights::empty())?
-        };
+        let memory = unsafe { domain.register(base, 64, o2poll_dataplane::nic::Rights::empty())? };
         let piece = Sge {
             address: memory.start,
             length: 1,
@@ -772,7 +826,11 @@ impl Trap {
     #[cfg(any(test, feature = "verbs-stub"))]
     pub(super) fn none() -> Self {
         Self {
-            piece: Sge { address: 0, length: 1, lkey: LKey(u32::MAX) },
+            piece: Sge {
+                address: 0,
+                length: 1,
+                lkey: LKey(u32::MAX),
+            },
             memory: None,
             bytes: Box::new([0; 64]),
         }

@@ -46,7 +46,6 @@ pub struct Memory {
 pub struct Window {
     /// Freed before what it may be bound to.
     raw: Mw,
-    #[expect(dead_code, reason = "held so that it is destroyed after the window")]
     bound: Option<(Arc<RawQp>, Arc<Mr>)>,
 }
 
@@ -362,4 +361,7 @@ pub(super) fn readable(fd: impl AsFd, milliseconds: c_int) -> io::Result<bool> {
     }
 }
 
-const _: () = assert!(size_of::<Window>() <= 64, "it travels through rings by value");
+const _: () = assert!(
+    size_of::<Window>() <= 64,
+    "it travels through rings by value"
+);

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use o2poll_dataplane::nic::{
-    Burst, Completion, Layout, Nic, Qp, ReceiveQueue, Region, Remote, RKey, Rights, SendWr, Sge,
+    Burst, Completion, Layout, Nic, Qp, RKey, ReceiveQueue, Region, Remote, Rights, SendWr, Sge,
     Status, WrId,
 };
 
@@ -42,27 +42,36 @@ pub fn probe(device: &Device, port: u8) -> Result<Findings, Error> {
         windows: device.offers_windows(),
         ..Findings::default()
     };
-    findings.notes.extend(device.quirks().warnings().map(str::to_owned));
+    findings
+        .notes
+        .extend(device.quirks().warnings().map(str::to_owned));
     let domain = Domain::new(device)?;
     findings.thread_domain = domain.has_thread_domain();
     if !findings.thread_domain {
         findings.notes.push(
-            "the provider has no thread domains: it takes an uncontended lock for each post".to_owned(),
+            "the provider has no thread domains: it takes an uncontended lock for each post"
+                .to_owned(),
         );
     }
     if !findings.windows {
-        findings.notes.push("the device offers no type-2 memory windows".to_owned());
+        findings
+            .notes
+            .push("the device offers no type-2 memory windows".to_owned());
         return Ok(findings);
     }
     let tried = Trial::new(device, &domain, port, &findings)?;
     if let Err(what) = tried.local() {
         findings.windows = false;
-        findings.notes.push(format!("the device offers type-2 memory windows, but {what}"));
+        findings.notes.push(format!(
+            "the device offers type-2 memory windows, but {what}"
+        ));
         return Ok(findings);
     }
     match Trial::new(device, &domain, port, &findings)?.remote() {
         Ok(()) => findings.remote_invalidate = true,
-        Err(what) => findings.notes.push(format!("no remote invalidation: {what}")),
+        Err(what) => findings
+            .notes
+            .push(format!("no remote invalidation: {what}")),
     }
     Ok(findings)
 }
@@ -100,7 +109,10 @@ impl<'d> Trial<'d> {
             max_sge: 1,
             inline: 0,
         };
-        let mut pairs = [QueuePair::new(domain, &cq, shape)?, QueuePair::new(domain, &cq, shape)?];
+        let mut pairs = [
+            QueuePair::new(domain, &cq, shape)?,
+            QueuePair::new(domain, &cq, shape)?,
+        ];
         let gid = device.gid(port)?;
         let state = device.port(port)?;
         let numbers = [pairs[1].number(), pairs[0].number()];
@@ -211,7 +223,11 @@ impl<'d> Trial<'d> {
         };
         let imm = None;
         let local = &local;
-        self.done(1, SendWr::Write { local, remote, imm }, "a write through one failed")?;
+        self.done(
+            1,
+            SendWr::Write { local, remote, imm },
+            "a write through one failed",
+        )?;
         // SAFETY: the write is acknowledged, and nothing else is under way.
         let seen = unsafe { core::ptr::from_ref(&*self.bytes).read_volatile() };
         if seen[5..13] != [byte; 8] || seen[4] != 0 || seen[13] != 0 {

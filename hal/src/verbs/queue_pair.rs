@@ -7,9 +7,9 @@ use o2poll_dataplane::nic::Rights;
 use rdma_core_sys::types::{
     IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
     IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
-    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE,
-    IBV_QP_TIMEOUT, IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, ibv_mtu,
-    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, ibv_mtu, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
 };
 
 use super::device::{Device, Gid};
@@ -82,7 +82,11 @@ impl QueuePair {
         let device = &domain.device;
         let attr = device.attributes();
         for (what, asked, most) in [
-            ("send work requests of a queue pair", shape.send_depth, attr.max_qp_wr),
+            (
+                "send work requests of a queue pair",
+                shape.send_depth,
+                attr.max_qp_wr,
+            ),
             ("receives of a queue pair", shape.recv_depth, attr.max_qp_wr),
             ("pieces of a work request", shape.max_sge, attr.max_sge),
         ] {
@@ -200,10 +204,12 @@ impl QueuePair {
         attr: &mut ibv_qp_attr,
         mask: ibv_qp_attr_mask,
     ) -> Result<(), Error> {
+        if mask & IBV_QP_RETRY_CNT != 0 {
+            attr.retry_cnt = device.quirks().retries(attr.retry_cnt);
+        }
         // SAFETY: the queue pair is alive, and `attr` is plain numbers, borrowed for the call.
-        let failed = unsafe {
-            (self.raw.context().calls.modify_qp)(self.raw.raw, attr, mask.cast_signed())
-        };
+        let failed =
+            unsafe { (self.raw.context().calls.modify_qp)(self.raw.raw, attr, mask.cast_signed()) };
         if failed != 0 {
             return Err(Error::Call {
                 what: "ibv_modify_qp",

@@ -26,6 +26,8 @@ bitflags::bitflags! {
         const WINDOW_HOLDS_QUEUE_PAIR = 1 << 6;
         /// A receive that is posted in the error state may never be flushed (rxe).
         const LATE_RECEIVE_IS_LOST = 1 << 7;
+        /// Seven retries, the most that there are, mean for ever (rxe `rxe_completer`).
+        const SEVEN_RETRIES_ARE_FOREVER = 1 << 8;
     }
 }
 
@@ -50,6 +52,16 @@ impl Quirks {
             IBV_WC_IP_CSUM_OK
         } else {
             IBV_WC_WITH_INV
+        }
+    }
+
+    /// The retry count to ask for: a peer that is gone must be noticed.
+    #[must_use]
+    pub const fn retries(self, asked: u8) -> u8 {
+        if asked >= 7 && self.contains(Self::SEVEN_RETRIES_ARE_FOREVER) {
+            6
+        } else {
+            asked
         }
     }
 
@@ -100,10 +112,21 @@ mod tests {
     }
 
     #[test]
+    fn retries_end() {
+        assert_eq!(Quirks::RXE.retries(7), 6);
+        assert_eq!(Quirks::RXE.retries(3), 3);
+        assert_eq!(Quirks::empty().retries(7), 7);
+    }
+
+    #[test]
     fn an_operator_is_warned_of_bounds_that_nobody_checks() {
         let warnings: Vec<&str> = Quirks::RXE.warnings().collect();
         assert_eq!(warnings.len(), 3);
-        assert!(warnings.iter().any(|text| text.contains("whole memory region")));
+        assert!(
+            warnings
+                .iter()
+                .any(|text| text.contains("whole memory region"))
+        );
         assert_eq!(Quirks::empty().warnings().count(), 0);
     }
 

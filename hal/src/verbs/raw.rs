@@ -26,11 +26,8 @@ pub(super) struct Calls {
     pub(super) destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
     pub(super) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
     pub(super) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
-    pub(super) get_cq_event: unsafe extern "C" fn(
-        *mut ibv_comp_channel,
-        *mut *mut ibv_cq,
-        *mut *mut c_void,
-    ) -> c_int,
+    pub(super) get_cq_event:
+        unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
     pub(super) ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, c_uint),
 }
 
