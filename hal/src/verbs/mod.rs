@@ -58,7 +58,7 @@ pub use self::quirks::Quirks;
 /// Why something of a device could not be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum DeviceError {
     /// libibverbs cannot be used.
     #[error(transparent)]
     Library(&'static rdma_core_sys::LoadError),
@@ -120,8 +120,8 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-fn last_error(what: &'static str, device: &Device) -> Error {
-    Error::Call {
+fn last_error(what: &'static str, device: &Device) -> DeviceError {
+    DeviceError::Call {
         what,
         device: device.name().to_owned(),
         source: io::Error::last_os_error(),

@@ -17,7 +17,7 @@ use rdma_core_sys::types::{
 
 use super::device::Device;
 use super::raw::{Cq, Mr, Mw, Pd, RawQp};
-use super::{Error, last_error};
+use super::{DeviceError, last_error};
 use crate::arena::Arena;
 
 /// A protection domain: what is made in different ones has nothing to do with each other.
@@ -61,7 +61,7 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says.
-    pub fn new(device: &Device) -> Result<Self, Error> {
+    pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let context = device.context();
         // SAFETY: the context is open.
         let raw = unsafe { device.library().ibv_alloc_pd(context.raw) };
@@ -95,7 +95,11 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says; the limit of locked memory is the usual reason.
-    pub fn register_arena(&self, arena: &'static Arena, rights: Rights) -> Result<Memory, Error> {
+    pub fn register_arena(
+        &self,
+        arena: &'static Arena,
+        rights: Rights,
+    ) -> Result<Memory, DeviceError> {
         // SAFETY: it is mapped for ever, and its bytes are reached through the ranges it hands out, which go to
         // the device as values.
         unsafe { self.register(arena.base(), arena.len(), rights) }
@@ -114,7 +118,7 @@ impl Domain {
         base: NonNull<u8>,
         length: usize,
         rights: Rights,
-    ) -> Result<Memory, Error> {
+    ) -> Result<Memory, DeviceError> {
         let windows = self.device.offers_windows();
         let access = access(rights) | if windows { IBV_ACCESS_MW_BIND } else { 0 };
         // SAFETY: the domain is alive; the caller promises the memory.
@@ -152,7 +156,7 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says, and when the device has none.
-    pub fn window(&self) -> Result<Window, Error> {
+    pub fn window(&self) -> Result<Window, DeviceError> {
         // SAFETY: the domain is alive.
         let raw = unsafe { ibv_alloc_mw(self.base.raw, IBV_MW_TYPE_2) };
         if raw.is_null() {
@@ -243,7 +247,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// As the library says.
-    pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, Error> {
+    pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, DeviceError> {
         let context = device.context();
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {

@@ -334,7 +334,7 @@ unsafe fn seen(wr: &ibv_send_wr) -> Posted {
             send_flags: wr.send_flags,
             pieces: pieces.collect(),
             word: wr.__bindgen_anon_1.invalidate_rkey,
-            remote: remote.then(|| (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey)),
+            remote: remote.then_some((wr.wr.rdma.remote_addr, wr.wr.rdma.rkey)),
             bind: (wr.opcode == IBV_WR_BIND_MW).then(|| {
                 let bind = wr.__bindgen_anon_2.bind_mw;
                 Bind {
