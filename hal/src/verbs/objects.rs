@@ -12,7 +12,7 @@ use o2poll_dataplane::nic::{LKey, RKey, Rights};
 use rdma_core_sys::inline::{ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td};
 use rdma_core_sys::types::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    IBV_MW_TYPE_2, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
+    IBV_MW_TYPE_2, ibv_cq, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
 };
 
 use super::device::Device;
@@ -222,7 +222,9 @@ impl Window {
         RKey(unsafe { (*self.raw.raw).rkey })
     }
 
-    pub(super) const fn raw(&self) -> *mut ibv_mw {
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub const fn raw(&self) -> *mut ibv_mw {
         self.raw.raw
     }
 
@@ -293,6 +295,12 @@ impl CompletionQueue {
     #[must_use]
     pub const fn entries(&self) -> u32 {
         self.cqe
+    }
+
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub fn raw(&self) -> *mut ibv_cq {
+        self.raw.raw
     }
 
     /// Readable when the queue was armed and something has completed.

@@ -140,6 +140,12 @@ impl QueuePair {
         (self.send_depth, self.recv_depth)
     }
 
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub fn raw(&self) -> *mut ibv_qp {
+        self.raw.raw
+    }
+
     /// Connects it: INIT, RTR, RTS.
     ///
     /// # Errors
