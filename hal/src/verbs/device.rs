@@ -382,13 +382,7 @@ impl List {
         // SAFETY: `count` is borrowed for the call.
         let raw = unsafe { library.ibv_get_device_list(&mut count) };
         if raw.is_null() {
-            let source = io::Error::last_os_error();
-            // No kernel module for user-space verbs: no devices.
-            return Err(DeviceError::Call {
-                what: "ibv_get_device_list",
-                device: "any (is the kernel module ib_uverbs loaded?)".to_owned(),
-                source,
-            });
+            return Err(DeviceError::NoKernel(io::Error::last_os_error()));
         }
         Ok(Self {
             library,

@@ -62,6 +62,9 @@ pub enum DeviceError {
     /// libibverbs cannot be used.
     #[error(transparent)]
     Library(&'static rdma_core_sys::LoadError),
+    /// The kernel offers no devices to user space.
+    #[error("this kernel offers no RDMA devices to user space ({0}): modprobe ib_uverbs")]
+    NoKernel(io::Error),
     /// A call of the library failed.
     #[error("{what} on device {device}: {source}{}", remedy(source))]
     Call {
