@@ -11,9 +11,6 @@ use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfe
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-/// The whole of a chain's longest step: register and message.
-const STEP: usize = 2;
-
 impl<N: Nic> Poller<'_, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
@@ -163,19 +160,35 @@ impl<N: Nic> Poller<'_, N> {
             }
             let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            if room < STEP {
+            let invalidate = self.transfers.front(&state.invalidates);
+            let answer = self.transfers.front(&state.answers);
+            let request = if state.credits.available() > 0 {
+                self.transfers.front(&state.credited)
+            } else {
+                None
+            };
+            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
+            // one, with an invalidate in hand.
+            let step = match (invalidate, answer.or(request)) {
+                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                _ => 1,
+            };
+            if room < step {
                 return false;
             }
-            if left < STEP {
+            if left < step {
                 return true;
             }
             let room = room.min(left);
-            let credit = state.credits.available() > 0;
-            if let Some(handle) = self.transfers.pop_front(&mut state.invalidates) {
+            if invalidate.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.invalidates)
+            {
                 self.invalidate(connection, qp, handle);
             } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
                 self.answer(connection, qp, handle, room);
-            } else if credit && let Some(handle) = self.transfers.pop_front(&mut state.credited) {
+            } else if request.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.credited)
+            {
                 self.request(connection, qp, handle);
             } else {
                 if state.wants_noop(false) {
@@ -216,7 +229,7 @@ impl<N: Nic> Poller<'_, N> {
             // Never invalidate what is not live: some devices' drivers do not survive it.
             let in_flight = transfer.in_flight != 0;
             self.apply(handle, Input::Dead);
-            if in_flight {
+            if in_flight && !self.is_told(connection) {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -227,6 +240,13 @@ impl<N: Nic> Poller<'_, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
+    fn is_told(&self, connection: Handle) -> bool {
+        self.connections
+            .get(connection)
+            .is_some_and(|state| state.terms.keys_killed)
     }
 
     /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
@@ -263,8 +283,9 @@ impl<N: Nic> Poller<'_, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows in any case tells that this is done, too.
-                    self.message(connection, qp, handle, false, false);
+                    // The invalidate that follows tells that this is done, too.
+                    let told = self.is_told(connection);
+                    self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -293,7 +314,8 @@ impl<N: Nic> Poller<'_, N> {
             // Checked when it was submitted.
             self.register(connection, qp, handle);
         }
-        self.message(connection, qp, handle, !is_sink, true);
+        let told = !is_sink || self.is_told(connection);
+        self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
@@ -464,6 +486,17 @@ impl<N: Nic> Poller<'_, N> {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
+    }
+}
+
+/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
+const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+    match transfer {
+        Some(Transfer {
+            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
+            ..
+        }) => 1,
+        _ => 2,
     }
 }
 

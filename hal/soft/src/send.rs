@@ -502,7 +502,7 @@ fn run_local(
         let checks_reuse = profile.capabilities.checks_reuse;
         return keys.activate(Region(entry.extra), key, checks_reuse);
     }
-    if keys.kill(asker, key) {
+    if keys.kill(asker, key, profile.foreign_invalidate) {
         Ok(())
     } else {
         Err(Status::LocalOperation)
