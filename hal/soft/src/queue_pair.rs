@@ -112,6 +112,8 @@ pub struct SendEntry {
     pub(crate) ran: bool,
     /// A registration whose list waits in the region.
     pub(crate) staged: bool,
+    /// A registration that has been told to wait.
+    pub(crate) delayed: bool,
     /// It fails so when its turn comes.
     pub(crate) failure: Option<Status>,
     /// The sequence number after its last packet, once `ran`.
@@ -132,6 +134,7 @@ impl Default for SendEntry {
             signalled: false,
             ran: false,
             staged: false,
+            delayed: false,
             failure: None,
             end: 0,
             length: 0,

@@ -194,6 +194,13 @@ impl<W: Wire> Soft<'_, W> {
             }
             if entry.is_local() {
                 if !entry.ran {
+                    if let Some(polls) = self.faults.late_registrations
+                        && entry.staged
+                        && !core::mem::replace(&mut entry.delayed, true)
+                    {
+                        slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
+                        return Pause::Idle;
+                    }
                     let invalidate = matches!(entry.work, Work::Invalidate(_));
                     if invalidate && slot.completed != position {
                         return Pause::Idle;
@@ -388,6 +395,7 @@ fn write_entry(
         signalled,
         ran: false,
         staged,
+        delayed: false,
         failure,
         end: 0,
         length,
