@@ -63,7 +63,7 @@ impl Plan {
         };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let windows = 2 * shape.connections * usize::from(shape.queue_depth);
-        let most = device.windows.unwrap_or(u32::MAX);
+        let most = device.max_windows.unwrap_or(u32::MAX);
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
         if windows > most {
@@ -173,24 +173,39 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
     let Device::Soft(device) = &config.device else {
         return Err(NodeError::UnknownDevice);
     };
-    let mut profile = match device.profile {
-        SoftProfile::Frwr => Profile::frwr(),
-        SoftProfile::Mlx5 => Profile::mlx5(),
-        _ => return Err(NodeError::UnknownDevice),
-    };
+    let mut profile = profile_of(device.profile).ok_or(NodeError::UnknownDevice)?;
+    if let Some(given) = device.max_qp {
+        profile.max_qp = given;
+    }
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
         (&mut capabilities.max_fragments, device.max_fragments),
+        (&mut capabilities.max_pages, device.max_pages),
         (&mut capabilities.max_sge, device.max_sge),
         (&mut capabilities.max_send_wr, device.max_send_wr),
+        (&mut capabilities.max_recv_wr, device.max_recv_wr),
         (&mut capabilities.max_cqe, device.max_cqe),
-        (&mut capabilities.max_windows, device.windows),
+        (&mut capabilities.max_windows, device.max_windows),
     ] {
         if let Some(given) = given {
             *limit = given;
         }
     }
     Ok(profile)
+}
+
+/// `None` for a profile that this program does not know.
+pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
+    Some(match profile {
+        SoftProfile::Frwr => Profile::frwr(),
+        SoftProfile::Mlx5 => Profile::mlx5(),
+        SoftProfile::Mlx4 => Profile::mlx4(),
+        SoftProfile::Windows => Profile::windows(),
+        SoftProfile::Rxe => Profile::rxe(),
+        SoftProfile::Mthca => Profile::mthca(),
+        SoftProfile::Bare => Profile::bare(),
+        _ => return None,
+    })
 }
 
 /// One connection in each direction with every other node.
@@ -316,7 +331,7 @@ mod tests {
 
     #[test]
     fn few_windows_are_used_and_it_is_said() {
-        let plan = plan(&nodes("windows = 3", "")).unwrap();
+        let plan = plan(&nodes("max_windows = 3", "")).unwrap();
         assert_eq!(plan.shape.windows, 3);
         assert!(plan.notes[0].contains("3 windows"), "{:?}", plan.notes);
     }
