@@ -54,6 +54,7 @@ impl Lab {
             abandon: Ticks(setup.abandon),
             keepalive: Ticks(setup.keepalive),
             shape: setup.shape,
+            registration: setup.registration,
         };
         let node = Node::new(&setup, limits, wire, now);
         let peers: Vec<_> = (1_u8..)
@@ -131,7 +132,7 @@ impl Lab {
             peer_stamp: self.peers[peer].stamp,
             version: 0x12,
             queue_depth: depth,
-            max_frags: 257,
+            max_frags: self.setup.max_frags,
             high_water: depth.div_ceil(2),
         }
     }

@@ -2,6 +2,7 @@
 //! NOOP; one doorbell for all of it.
 
 use super::record::{CHAIN, Link, What};
+use super::sink::Cover;
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
@@ -11,8 +12,8 @@ use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfe
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-/// The whole of a chain's longest step: register and message.
-const STEP: usize = 2;
+/// The whole of a chain's longest step: register, a WRITE, and its DONE.
+const STEP: usize = 3;
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
@@ -44,6 +45,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             return u32::from(self.drain(connection));
         }
         let mut work = self.retry_reposts(connection);
+        work = work.saturating_add(self.copy_slices(connection));
         work = work.saturating_add(self.take_held(connection, now));
         self.admit_waiting(connection);
         let Some(state) = self.connections.get(connection) else {
@@ -119,14 +121,39 @@ impl<'a, N: Nic> Poller<'a, N> {
             // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
             // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
-            if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
+            let length = transfer.length;
+            let mut cover = Cover {
+                window: None,
+                stage: None,
+            };
+            if self.messages.is_empty() {
                 self.counters.waits.add(1);
                 return;
             }
-            transfer.message = self.messages.take().map(Slot::Home);
             if is_sink {
-                transfer.window = self.windows.take(true);
+                let Ok(mechanism) = self.choose_own(handle, length) else {
+                    self.counters.unmappable.add(1);
+                    if let Some(state) = self.connections.get_mut(connection) {
+                        self.transfers.pop_front(&mut state.waiting);
+                    }
+                    self.refuse_own(handle);
+                    continue;
+                };
+                let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
+                    self.counters.waits.add(1);
+                    return;
+                };
+                cover = taken;
             }
+            let (Some(state), Some(transfer)) = (
+                self.connections.get_mut(connection),
+                self.transfers.get_mut(handle),
+            ) else {
+                return;
+            };
+            transfer.message = self.messages.take().map(Slot::Home);
+            transfer.window = cover.window;
+            transfer.stage = cover.stage;
             transfer.admitted = true;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
@@ -215,6 +242,11 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        if transfer.phase == Phase::Data {
+            // The DONE of a registered source was not taken: that goes first.
+            self.enqueue(connection, handle);
+            return;
+        }
         let link = link_of(What::Invalidate, handle, transfer);
         let Some(window) = transfer
             .window
@@ -222,10 +254,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            let in_flight = transfer.in_flight != 0;
-            self.apply(handle, Input::Dead);
-            if in_flight {
+            if transfer.in_flight != 0 && transfer.window.is_some() {
                 self.fence(connection, qp, handle);
+                self.apply(handle, Input::PostedInvalidate);
+            } else {
+                self.died(handle);
             }
             return;
         };
@@ -244,7 +277,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         let link = link_of(What::Fence, handle, transfer);
-        let id = pack(Kind::Write, handle);
+        let id = pack(Kind::Fence, handle);
         let wr = SendWr::Write {
             local: &[],
             remote: Remote {
@@ -270,8 +303,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows in any case tells that this is done, too.
-                    self.message(connection, qp, handle, false, false);
+                    // The invalidate that follows where there is a window tells that this is done, too.
+                    let alone = self.is_alone(handle);
+                    self.message(connection, qp, handle, alone, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -296,10 +330,11 @@ impl<'a, N: Nic> Poller<'a, N> {
         let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
         let is_sink = role == Role::Get && bulk;
         if is_sink {
-            // Checked when it was submitted.
+            // What was chosen for it when it was admitted covers it.
             self.register(connection, qp, handle);
         }
-        self.message(connection, qp, handle, !is_sink, true);
+        let alone = self.is_alone(handle);
+        self.message(connection, qp, handle, alone, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
@@ -314,6 +349,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.outcome = Ok(transfer.length);
         }
         self.apply(handle, input);
+    }
+
+    /// Whether no invalidate will tell of its messages.
+    fn is_alone(&self, handle: Handle) -> bool {
+        self.transfers
+            .get(handle)
+            .is_none_or(|transfer| transfer.window.is_none())
     }
 
     /// Returns credits, or shows that we live.
@@ -444,8 +486,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 if let Some(window) = &mut transfer.window {
                     window.not_registered();
                 }
-                let alive = self.counters.keys_alive.get();
-                self.counters.keys_alive.set(alive.saturating_sub(1));
+                if transfer.role.is_sink() {
+                    let alive = self.counters.keys_alive.get();
+                    self.counters.keys_alive.set(alive.saturating_sub(1));
+                }
             }
             What::Invalidate => {
                 if let Some(window) = &mut transfer.window {
