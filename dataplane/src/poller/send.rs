@@ -10,7 +10,7 @@ use crate::pool::{Handle, Kind, Queue, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, Message};
+use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
 /// The whole of a chain's longest step: register, a WRITE, and its DONE.
 const STEP: usize = 3;
@@ -130,7 +130,8 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.counters.waits.add(1);
                 return;
             }
-            if is_sink {
+            // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+            if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
                 let Ok(mechanism) = self.choose_own(handle, length) else {
                     self.counters.unmappable.add(1);
                     if let Some(state) = self.connections.get_mut(connection) {
@@ -139,11 +140,13 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.refuse_own(handle);
                     continue;
                 };
-                let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
-                    self.counters.waits.add(1);
-                    return;
-                };
-                cover = taken;
+                if is_sink {
+                    let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
+                        self.counters.waits.add(1);
+                        return;
+                    };
+                    cover = taken;
+                }
             }
             let (Some(state), Some(transfer)) = (
                 self.connections.get_mut(connection),
