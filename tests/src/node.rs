@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
-use o2poll_dataplane::nic::{Rights, Sge, WrId};
+use o2poll_dataplane::nic::{RKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::registration::STAGE_BYTES;
@@ -147,6 +147,9 @@ impl Node {
         };
         let (submissions, mut events) = keep(submissions, events);
         let mut device = Tap::new(device, arena.view());
+        if setup.registration.expose_arena {
+            device.expose(RKey(arena.key().0));
+        }
         device.set_depth(limits.shape.queue_depth);
         if setup.quiet {
             device.be_quiet();

@@ -68,7 +68,11 @@ impl Setup {
                 queue_depth: 8,
                 writes_at_once: 4,
                 waiting: 32,
-                windows: 16,
+                windows: if profile.capabilities.max_windows < 16 {
+                    profile.capabilities.max_windows as usize
+                } else {
+                    16
+                },
                 staging: 0,
                 register_source_from: 0,
                 entries: 8,
