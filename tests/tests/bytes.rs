@@ -6,6 +6,7 @@ use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Ticks;
 use o2poll_soft::{Profile, Weather};
+use o2poll_tests::lend::reclaim;
 use o2poll_tests::{Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;
 
@@ -240,34 +241,48 @@ fn many(cases: u32) -> ProptestConfig {
     }
 }
 
+/// Runs `body` and frees what its worlds stood on.
+#[expect(unsafe_code, reason = "the harness lends what it must take back")]
+fn alone(body: impl FnOnce()) {
+    // SAFETY: the worlds of `body` end in it.
+    unsafe { reclaim(body) };
+}
+
 proptest! {
     #![proptest_config(many(96))]
 
     #[test]
     fn any_traffic_is_byte_exact(case in cases()) {
-        run(case.setups, case.depth, &case.jobs).end();
+        alone(|| {
+            run(case.setups, case.depth, &case.jobs).end();
+        });
     }
 
     #[test]
     fn chains_that_the_device_takes_in_part_lose_and_repeat_nothing(case in cases()) {
-        let mut world = World::mixed(case.setups);
-        let connection = world.connect_at(case.depth);
-        Jobs::run(&mut world, connection, &case.jobs, fumble(case.setups[0].seed));
-        world.end();
+        alone(|| {
+            let mut world = World::mixed(case.setups);
+            let connection = world.connect_at(case.depth);
+            let fumble = fumble(case.setups[0].seed);
+            Jobs::run(&mut world, connection, &case.jobs, fumble);
+            world.end();
+        });
     }
 
     #[test]
     fn whatever_happens_each_job_has_one_event_that_is_true(case in cases()) {
-        let setups = case.setups.map(|setup| Setup {
-            timeout: 3000,
-            abandon: 3000,
-            keepalive: 2500,
-            ..setup
+        alone(|| {
+            let setups = case.setups.map(|setup| Setup {
+                timeout: 3000,
+                abandon: 3000,
+                keepalive: 2500,
+                ..setup
+            });
+            let mut world = World::mixed(setups);
+            let connection = world.connect_at(case.depth);
+            let mishaps = mishaps(connection, case.jobs.len(), splitmix(setups[0].seed));
+            Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
+            world.end();
         });
-        let mut world = World::mixed(setups);
-        let connection = world.connect_at(case.depth);
-        let mishaps = mishaps(connection, case.jobs.len(), splitmix(setups[0].seed));
-        Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
-        world.end();
     }
 }

@@ -139,17 +139,22 @@ pub struct Outline {
 impl Outline {
     /// One range of `length` bytes, `offset` bytes into a page of `1 << page_shift`.
     #[must_use]
-    pub fn contiguous(length: u32, offset: u32, page_shift: u8) -> Self {
-        let bytes = u64::from(length).saturating_add(u64::from(offset));
-        let page = 1_u64.checked_shl(u32::from(page_shift)).unwrap_or(u64::MAX);
-        let pages = bytes
-            .saturating_add(page.wrapping_sub(1))
-            .checked_shr(u32::from(page_shift))
-            .unwrap_or(0);
+    pub const fn contiguous(length: u32, offset: u32, page_shift: u8) -> Self {
+        let within = match 1_u32.checked_shl(page_shift as u32) {
+            Some(page) => page.wrapping_sub(1),
+            None => u32::MAX,
+        };
+        let offset = offset & within;
+        // Pages before the last byte, and that of the last byte.
+        let last = length.saturating_sub(1).saturating_add(offset);
+        let before = match last.checked_shr(page_shift as u32) {
+            Some(before) => before,
+            None => 0,
+        };
         Self {
             length,
             fragments: 1,
-            pages: usize::try_from(pages).ok(),
+            pages: Some((before as usize).saturating_add(1)),
             exposed: false,
         }
     }
@@ -246,17 +251,7 @@ impl Choices {
     /// What puts a key over the first `length` bytes of a staging buffer, which begins on a page.
     #[must_use]
     pub const fn over_stage(&self, length: u32) -> Option<Mechanism> {
-        let pages = ((length as u64).saturating_add(page_of(self.page_shift).wrapping_sub(1)))
-            .checked_shr(self.page_shift as u32);
-        let outline = Outline {
-            length,
-            fragments: 1,
-            pages: match pages {
-                Some(pages) => Some(pages as usize),
-                None => None,
-            },
-            exposed: false,
-        };
+        let outline = Outline::contiguous(length, 0, self.page_shift);
         match self.register(&outline) {
             Some(choice) => Some(choice.mechanism),
             None if self.arena != 0 => Some(Mechanism::Arena),
@@ -330,13 +325,6 @@ impl Choices {
             Mechanism::Arena => false,
             Mechanism::Staging => !matches!(self.over_stage(length), Some(Mechanism::Arena)),
         }
-    }
-}
-
-const fn page_of(shift: u8) -> u64 {
-    match 1_u64.checked_shl(shift as u32) {
-        Some(page) => page,
-        None => u64::MAX,
     }
 }
 
