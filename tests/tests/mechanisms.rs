@@ -378,11 +378,13 @@ fn memory_under_the_arena_key_comes_back_with_the_end_of_its_connection() {
         setup.memory = 2 << 20;
         setup.shape.connections = 4;
         setup.registration.expose_arena = true;
+        setup.registration.map_on_demand = 0;
         setup.timeout = 4000;
         setup.abandon = 4000;
         let mut lab = Lab::connected(setup, 2);
-        let (pieces, grant) = ask(&mut lab, 1, 20_000);
-        assert_eq!(grant.address, pieces[0].address);
+        let piece = lab.ask(0, 1, GET, 20_000);
+        let grant = lab.receive(0).grant();
+        assert_eq!(grant.address, piece.address);
         assert_eq!(lab.node.counters.arena_exposed.get(), 1);
         assert_eq!(lab.node.counters.keys_alive.get(), 0);
         lab.cancel(1);

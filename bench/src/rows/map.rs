@@ -99,6 +99,7 @@ impl Bench {
         device
             .receive(ReceiveQueue::Of(far), WrId(2), receive)
             .expect("room");
+        let choices = Choices::new(device.capabilities(), Settings::PRIVATE, 257, false);
         Self {
             device,
             near,
@@ -109,7 +110,7 @@ impl Bench {
             },
             receive,
             free,
-            choices: Choices::new(device.capabilities(), Settings::PRIVATE, 257, false),
+            choices,
             scratch: Scratch::new(),
             lists: Lists::new(&mut ground, lkey, pieces, length),
             burst: Burst::new(),
