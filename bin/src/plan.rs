@@ -4,6 +4,7 @@ use o2poll_config as config;
 use o2poll_config::{Config, Content, Device, Machine, Placement, SoftProfile};
 use o2poll_dataplane::memory::MESSAGE_BYTES;
 use o2poll_dataplane::nic::Mechanisms;
+use o2poll_dataplane::peer::Extensions;
 use o2poll_dataplane::poller::{Shape, Sizes};
 use o2poll_dataplane::registration::{SOURCE_CROSSOVER, STAGE_BYTES};
 use o2poll_dataplane::wire::Nid;
@@ -20,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) profile: Profile,
     /// What every node holds, its entries aside.
     pub(crate) shape: Shape,
+    /// No key outlives its transfer.
+    pub(crate) keys_are_short: bool,
     /// What was made smaller than asked for, as sentences.
     pub(crate) notes: Vec<String>,
 }
@@ -87,8 +90,22 @@ impl Plan {
             placement,
             profile,
             shape,
+            keys_are_short: config.memory.exposure == config::Exposure::None,
             notes,
         })
+    }
+
+    /// What a node offers to nodes of its own kind. Keys of the arena outlive every transfer, so where they are given out
+    /// no peer may kill what it is given.
+    pub(crate) fn extensions(&self, node: &config::Node) -> Extensions {
+        let mut offer = Extensions::empty();
+        if node.extensions.send_with_invalidate && self.profile.capabilities.remote_invalidate {
+            offer |= Extensions::SENDS_INVALIDATE;
+            if self.keys_are_short {
+                offer |= Extensions::KEYS_MAY_BE_KILLED;
+            }
+        }
+        offer
     }
 
     /// What one node holds.

@@ -51,6 +51,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
+    pub kill_keys: bool,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
 }
@@ -91,6 +93,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            kill_keys: false,
             quiet: false,
         }
     }
@@ -311,6 +314,16 @@ impl World {
     }
 
     fn terms(&self, of: usize, queue_depth: u16) -> Terms {
+        // The arena's key outlives every transfer: nobody may kill what such a node gives out.
+        let lets = |node: usize| {
+            let setup = &self.setups[node];
+            // And a device that knows nothing of it sends none either.
+            let both = self
+                .setups
+                .iter()
+                .all(|setup| setup.profile.capabilities.remote_invalidate);
+            both && !setup.registration.expose_arena
+        };
         Terms {
             local: NAMES[of],
             local_stamp: STAMPS[of],
@@ -320,6 +333,8 @@ impl World {
             queue_depth,
             max_frags: self.setups[0].max_frags.min(self.setups[1].max_frags),
             high_water: queue_depth / 2,
+            kills_keys: self.setups[0].kill_keys && lets(1 - of),
+            keys_killed: self.setups[0].kill_keys && lets(of),
         }
     }
 

@@ -144,22 +144,25 @@ fn cases() -> impl Strategy<Value = Case> {
         [nodes(), nodes()],
         any::<bool>(),
         weathers(),
-        any::<u64>(),
+        (any::<u64>(), any::<bool>()),
         1..9_u16,
         proptest::collection::vec(jobs(), 1..14),
     )
-        .prop_map(|([first, second], mixed, weather, seed, depth, jobs)| {
-            let setups = [first, if mixed { second } else { first }].map(|setup| Setup {
-                weather,
-                seed,
-                ..setup
-            });
-            Case {
-                setups,
-                depth,
-                jobs,
-            }
-        })
+        .prop_map(
+            |([first, second], mixed, weather, (seed, kill_keys), depth, jobs)| {
+                let setups = [first, if mixed { second } else { first }].map(|setup| Setup {
+                    weather,
+                    seed,
+                    kill_keys,
+                    ..setup
+                });
+                Case {
+                    setups,
+                    depth,
+                    jobs,
+                }
+            },
+        )
 }
 
 fn run(setups: [Setup; 2], depth: u16, jobs: &[Job]) -> World {

@@ -12,9 +12,6 @@ use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfe
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
-/// The whole of a chain's longest step: register, a WRITE, and its DONE.
-const STEP: usize = 3;
-
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
@@ -181,13 +178,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            if room < STEP {
-                return false;
-            }
-            if left < STEP {
-                return true;
-            }
-            let room = room.min(left);
             let invalidate = self.transfers.front(&state.invalidates);
             let answer = self.transfers.front(&state.answers);
             let request = if state.credits.available() > 0 {
@@ -195,6 +185,22 @@ impl<'a, N: Nic> Poller<'a, N> {
             } else {
                 None
             };
+            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
+            // one, with an invalidate in hand.
+            let step = match (invalidate, answer.or(request)) {
+                (None, Some(handle)) => {
+                    let registers = self.source_from != usize::MAX;
+                    step_of(self.transfers.get(handle), registers)
+                }
+                _ => 1,
+            };
+            if room < step {
+                return false;
+            }
+            if left < step {
+                return true;
+            }
+            let room = room.min(left);
             if let Some(handle) = invalidate {
                 self.pop(connection, |state| &mut state.invalidates);
                 self.invalidate(connection, qp, handle);
@@ -242,6 +248,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     fn invalidate(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let are_killed = self.is_told(connection);
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
@@ -257,7 +264,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            if transfer.in_flight != 0 && transfer.window.is_some() {
+            // A source's key is for our own device, and no DONE kills it.
+            let is_told = transfer.role.is_sink() && are_killed;
+            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
                 self.fence(connection, qp, handle);
                 self.apply(handle, Input::PostedInvalidate);
             } else {
@@ -271,6 +280,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
+    fn is_told(&self, connection: Handle) -> bool {
+        self.connections
+            .get(connection)
+            .is_some_and(|state| state.terms.keys_killed)
     }
 
     /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
@@ -307,8 +323,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             _ => {
                 if self.register(connection, qp, handle) {
                     // The invalidate that follows where there is a window tells that this is done, too.
-                    let alone = self.is_alone(handle);
-                    self.message(connection, qp, handle, alone, false);
+                    let told = self.is_alone(handle) || self.is_told(connection);
+                    self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -336,8 +352,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             // What was chosen for it when it was admitted covers it.
             self.register(connection, qp, handle);
         }
-        let alone = self.is_alone(handle);
-        self.message(connection, qp, handle, alone, true);
+        let told = self.is_alone(handle) || self.is_told(connection);
+        self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
@@ -517,6 +533,21 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
+    }
+}
+
+/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
+/// A source that is registered has both.
+const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
+    match transfer {
+        Some(Transfer {
+            phase: Phase::Data, ..
+        }) if registers => 3,
+        Some(Transfer {
+            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
+            ..
+        }) => 1,
+        _ => 2,
     }
 }
 
