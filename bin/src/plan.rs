@@ -3,8 +3,10 @@
 use o2poll_config as config;
 use o2poll_config::{Config, Content, Device, Machine, Placement, SoftProfile};
 use o2poll_dataplane::memory::MESSAGE_BYTES;
+use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Extensions;
 use o2poll_dataplane::poller::{Shape, Sizes};
+use o2poll_dataplane::registration::{SOURCE_CROSSOVER, STAGE_BYTES};
 use o2poll_dataplane::wire::Nid;
 use o2poll_soft::{self as soft, Profile};
 
@@ -42,6 +44,12 @@ impl Plan {
             writes_at_once: u16::from(tunables.concurrent_writes).min(MOST_WRITES),
             waiting: waiting(config),
             windows: 0,
+            staging: config.memory.staging.into(),
+            register_source_from: if registers_sources(&profile) {
+                SOURCE_CROSSOVER
+            } else {
+                0
+            },
             entries: 0,
         };
         let mut notes = Vec::new();
@@ -49,7 +57,9 @@ impl Plan {
             send_wr: profile.capabilities.max_send_wr,
             cqe: profile.capabilities.max_cqe,
         })?;
-        if shape != wanted {
+        let smaller = (shape.queue_depth, shape.writes_at_once)
+            != (wanted.queue_depth, wanted.writes_at_once);
+        if smaller {
             notes.push(format!(
                 "the device has room for {} send work requests and {} completions: peer_credits is {} instead of \
                  {}, concurrent_writes {} instead of {}",
@@ -114,7 +124,7 @@ impl Plan {
             ..self.shape
         };
         let sizes = shape.sizes();
-        let ranges = 1 + pieces + application.len() + 1;
+        let ranges = 2 + pieces + application.len() + 1;
         let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
         let limits = soft::Limits {
             queue_pairs: narrow(sizes.connections),
@@ -135,7 +145,9 @@ impl Plan {
             .flat_map(config::Export::pieces)
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
-        let bytes = core::iter::once(messages)
+        let staging = sizes.staging.saturating_mul(STAGE_BYTES as usize);
+        let bytes = [messages, staging]
+            .into_iter()
             .chain(exported)
             .chain(application.iter().copied())
             .fold(0_usize, |sum, bytes| {
@@ -147,6 +159,7 @@ impl Plan {
             limits,
             device,
             messages,
+            staging,
             bytes,
         })
     }
@@ -161,21 +174,26 @@ pub(crate) struct Needs {
     pub(crate) device: soft::Sizes,
     /// Bytes of message buffers.
     pub(crate) messages: usize,
+    /// Bytes of staging buffers.
+    pub(crate) staging: usize,
     /// Bytes of its arena, exported files aside.
     pub(crate) bytes: usize,
 }
 
 /// The largest shape of `wanted`'s kind whose queues the device can hold. Depth is worth more than
-/// WRITEs at a time.
+/// WRITEs at a time, and those more than the registration of sources.
 fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
     let capabilities = &profile.capabilities;
     (1..=wanted.queue_depth).rev().find_map(|queue_depth| {
         (1..=wanted.writes_at_once)
             .rev()
-            .map(|writes_at_once| Shape {
-                queue_depth,
-                writes_at_once,
-                ..wanted
+            .flat_map(|writes_at_once| {
+                [wanted.register_source_from, 0].map(|register_source_from| Shape {
+                    queue_depth,
+                    writes_at_once,
+                    register_source_from,
+                    ..wanted
+                })
             })
             .find(|shape| {
                 let sizes = shape.sizes();
@@ -184,6 +202,12 @@ fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
                     && sizes.cqe <= capabilities.max_cqe
             })
     })
+}
+
+/// Whether a source can be registered for the device's own use.
+const fn registers_sources(profile: &Profile) -> bool {
+    let capabilities = &profile.capabilities;
+    capabilities.mechanisms.contains(Mechanisms::FRAGMENTS) && capabilities.region_lkey
 }
 
 fn profile(config: &Config) -> Result<Profile, NodeError> {
@@ -362,6 +386,8 @@ mod tests {
             writes_at_once: 4,
             waiting: 1,
             windows: 1,
+            staging: 0,
+            register_source_from: 0,
             entries: 1,
         };
         assert_eq!(fit(wanted, &profile), Some(wanted));

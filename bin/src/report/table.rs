@@ -118,6 +118,9 @@ impl Report {
         let mut table = Table::new(&[
             "node",
             "registrations",
+            "arena key",
+            "staged",
+            "refused",
             "invalidations",
             "by the peer",
             "rebuilt",
@@ -137,6 +140,9 @@ impl Report {
             table.row(vec![
                 node.nid.clone(),
                 node.registrations.iter().sum::<u64>().to_string(),
+                node.by_arena_key.to_string(),
+                node.staged.to_string(),
+                node.unmappable.to_string(),
                 node.invalidations.to_string(),
                 node.remote_invalidations.to_string(),
                 node.windows_rebuilt.to_string(),

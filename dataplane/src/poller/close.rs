@@ -57,6 +57,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some(window) = state.window.take() {
             self.windows.give(window, false);
         }
+        if let Some(stage) = state.stage.take() {
+            self.stages.give(stage, false);
+        }
         // The data has landed: the application is told now, and the ACK goes its own way.
         self.landed(handle);
         self.apply(handle, Input::Admitted);
@@ -115,6 +118,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             outcome,
             place,
             window,
+            stage,
             message,
             sink,
             reserved,
@@ -125,6 +129,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         } = transfer;
         if let Some(window) = window {
             self.windows.give(window, role.is_own());
+        }
+        if let Some(stage) = stage {
+            self.stages.give(stage, role.is_own());
         }
         if let Some(message) = message {
             self.messages.give(message.into_buffer());
@@ -190,6 +197,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.credited,
             &mut state.answers,
             &mut state.invalidates,
+            &mut state.copies,
         ] {
             if self.transfers.unlink(queue, handle) {
                 return;
@@ -219,6 +227,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.credited,
             &mut state.answers,
             &mut state.invalidates,
+            &mut state.copies,
         ] {
             *queue = Queue::new();
         }
@@ -254,10 +263,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             {
                 transfer.queued = false;
                 // Where only the key had still to die, what was moved was moved.
-                let landed = matches!(
-                    transfer.phase,
-                    Phase::Invalidate | Phase::Invalidating | Phase::Settling
-                );
+                // Not so what is still in a staging buffer.
+                let landed = match transfer.phase {
+                    Phase::Invalidate | Phase::Invalidating => transfer.stage.is_none(),
+                    Phase::Settling => true,
+                    _ => false,
+                };
                 if transfer.outcome.is_ok() && !landed {
                     transfer.outcome = Err(Error::ConnectionClosed);
                 }
@@ -294,7 +305,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if transfer.connection != connection || transfer.phase == Phase::Rebuilding {
                 continue;
             }
-            let own = transfer.role.is_own();
+            let (own, granted) = (transfer.role.is_own(), transfer.role.is_sink());
             match &transfer.window {
                 Some(window) if window.may_be_alive() => {
                     if self.ends.reports.free() == 0 {
@@ -312,7 +323,9 @@ impl<'a, N: Nic> Poller<'a, N> {
                         });
                     } else {
                         // The device does not know it (any more): no key of it can be alive.
-                        self.key_died();
+                        if granted {
+                            self.key_died();
+                        }
                         self.end(handle);
                     }
                 }

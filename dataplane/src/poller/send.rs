@@ -2,6 +2,7 @@
 //! NOOP; one doorbell for all of it.
 
 use super::record::{CHAIN, Link, What};
+use super::sink::Cover;
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
@@ -9,7 +10,7 @@ use crate::pool::{Handle, Kind, Queue, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, Message};
+use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
@@ -41,6 +42,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             return u32::from(self.drain(connection));
         }
         let mut work = self.retry_reposts(connection);
+        work = work.saturating_add(self.copy_slices(connection));
         work = work.saturating_add(self.take_held(connection, now));
         self.admit_waiting(connection);
         let Some(state) = self.connections.get(connection) else {
@@ -116,14 +118,42 @@ impl<'a, N: Nic> Poller<'a, N> {
             // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
             // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
-            if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
+            let length = transfer.length;
+            let mut cover = Cover {
+                window: None,
+                stage: None,
+            };
+            if self.messages.is_empty() {
                 self.counters.waits.add(1);
                 return;
             }
-            transfer.message = self.messages.take().map(Slot::Home);
-            if is_sink {
-                transfer.window = self.windows.take(true);
+            // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+            if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
+                let Ok(mechanism) = self.choose_own(handle, length) else {
+                    self.counters.unmappable.add(1);
+                    if let Some(state) = self.connections.get_mut(connection) {
+                        self.transfers.pop_front(&mut state.waiting);
+                    }
+                    self.refuse_own(handle);
+                    continue;
+                };
+                if is_sink {
+                    let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
+                        self.counters.waits.add(1);
+                        return;
+                    };
+                    cover = taken;
+                }
             }
+            let (Some(state), Some(transfer)) = (
+                self.connections.get_mut(connection),
+                self.transfers.get_mut(handle),
+            ) else {
+                return;
+            };
+            transfer.message = self.messages.take().map(Slot::Home);
+            transfer.window = cover.window;
+            transfer.stage = cover.stage;
             transfer.admitted = true;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
@@ -158,7 +188,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
             // one, with an invalidate in hand.
             let step = match (invalidate, answer.or(request)) {
-                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                (None, Some(handle)) => {
+                    let registers = self.source_from != usize::MAX;
+                    step_of(self.transfers.get(handle), registers)
+                }
                 _ => 1,
             };
             if room < step {
@@ -215,9 +248,15 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     fn invalidate(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let are_killed = self.is_told(connection);
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        if transfer.phase == Phase::Data {
+            // The DONE of a registered source was not taken: that goes first.
+            self.enqueue(connection, handle);
+            return;
+        }
         let link = link_of(What::Invalidate, handle, transfer);
         let Some(window) = transfer
             .window
@@ -225,10 +264,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            let in_flight = transfer.in_flight != 0;
-            self.apply(handle, Input::Dead);
-            if in_flight && !self.is_told(connection) {
+            // A source's key is for our own device, and no DONE kills it.
+            let is_told = transfer.role.is_sink() && are_killed;
+            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
                 self.fence(connection, qp, handle);
+                self.apply(handle, Input::PostedInvalidate);
+            } else {
+                self.died(handle);
             }
             return;
         };
@@ -254,7 +296,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         let link = link_of(What::Fence, handle, transfer);
-        let id = pack(Kind::Write, handle);
+        let id = pack(Kind::Fence, handle);
         let wr = SendWr::Write {
             local: &[],
             remote: Remote {
@@ -280,8 +322,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows tells that this is done, too.
-                    let told = self.is_told(connection);
+                    // The invalidate that follows where there is a window tells that this is done, too.
+                    let told = self.is_alone(handle) || self.is_told(connection);
                     self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
@@ -307,10 +349,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
         let is_sink = role == Role::Get && bulk;
         if is_sink {
-            // Checked when it was submitted.
+            // What was chosen for it when it was admitted covers it.
             self.register(connection, qp, handle);
         }
-        let told = !is_sink || self.is_told(connection);
+        let told = self.is_alone(handle) || self.is_told(connection);
         self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
@@ -326,6 +368,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.outcome = Ok(transfer.length);
         }
         self.apply(handle, input);
+    }
+
+    /// Whether no invalidate will tell of its messages.
+    fn is_alone(&self, handle: Handle) -> bool {
+        self.transfers
+            .get(handle)
+            .is_none_or(|transfer| transfer.window.is_none())
     }
 
     /// Returns credits, or shows that we live.
@@ -456,8 +505,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 if let Some(window) = &mut transfer.window {
                     window.not_registered();
                 }
-                let alive = self.counters.keys_alive.get();
-                self.counters.keys_alive.set(alive.saturating_sub(1));
+                if transfer.role.is_sink() {
+                    let alive = self.counters.keys_alive.get();
+                    self.counters.keys_alive.set(alive.saturating_sub(1));
+                }
             }
             What::Invalidate => {
                 if let Some(window) = &mut transfer.window {
@@ -486,8 +537,12 @@ impl<'a, N: Nic> Poller<'a, N> {
 }
 
 /// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
-const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+/// A source that is registered has both.
+const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
     match transfer {
+        Some(Transfer {
+            phase: Phase::Data, ..
+        }) if registers => 3,
         Some(Transfer {
             role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
             ..

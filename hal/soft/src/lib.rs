@@ -279,7 +279,8 @@ impl<'a, W: Wire> Soft<'a, W> {
         self.keys.add_memory(memory)
     }
 
-    /// Registers a range that is lent for ever, with these rights; it comes back under its local key.
+    /// Registers a range that is lent for ever, with these rights; it comes back under its local key, and
+    /// exposed if a peer has one of them.
     ///
     /// # Errors
     /// The range as it was, when the device holds as many as it can.
@@ -290,6 +291,9 @@ impl<'a, W: Wire> Soft<'a, W> {
         rights: Rights,
     ) -> Result<Range<'static>, Range<'static>> {
         match self.register(Memory::of_range(&range, pd).with_rights(rights)) {
+            Ok(lkey) if rights.intersects(Rights::REMOTE_WRITE | Rights::REMOTE_READ) => {
+                Ok(range.under(lkey).exposed(RKey(lkey.0)))
+            }
             Ok(lkey) => Ok(range.under(lkey)),
             Err(_) => Err(range),
         }
