@@ -16,6 +16,7 @@ use o2poll_dataplane::nic::{LKey, Sge, WrId};
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::poller::{Ends, Limits, Order, Poller, Report, Shape, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
+use o2poll_dataplane::registration::Settings;
 use o2poll_dataplane::ring::{self, Consumer, Indices, LapSlot, Producer, Returned};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
@@ -135,6 +136,8 @@ impl Plan {
             writes_at_once: 4,
             waiting: usize::from(self.depth),
             windows: usize::from(self.depth) * 2,
+            staging: 0,
+            register_source_from: 0,
             entries: 4,
         }
     }
@@ -170,6 +173,7 @@ impl Node {
             transfers: places(sizes.transfers, Slot::vacant),
             receives: places(sizes.receives, Slot::vacant),
             regions: places(sizes.regions, || None),
+            staging: &mut [],
             entries: places(sizes.entries, Slot::vacant),
             messages: places(sizes.messages, || {
                 Some(Buffer::new(ground.take(MESSAGE_BYTES, lkey)).expect("long enough"))
@@ -196,6 +200,7 @@ impl Node {
             abandon: Ticks(LONG),
             keepalive: Ticks(LONG),
             shape,
+            registration: Settings::PRIVATE,
         };
         let poller = Poller::new(device, storage, ends, limits, NOW).expect("sized to fit");
         let mut node = Self {

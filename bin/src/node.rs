@@ -4,13 +4,14 @@
 //! write a node's memory until it is gone itself, whichever thread ends first, and a process starts its nodes
 //! once. So nothing of it has to be waited for or freed.
 
-use o2poll_config::{self as config, Content, Wish};
+use o2poll_config::{self as config, Content, Exposure, Wish};
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{Entry, EntryOptions, Event, MatchBits, Submission, Token};
 use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, PageList, Range};
 use o2poll_dataplane::nic::{Fault, LKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Limits, Order, Poller, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
+use o2poll_dataplane::registration::{STAGE_BYTES, Settings};
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Ticks;
 use o2poll_dataplane::wire::{Nid, Pid};
@@ -139,6 +140,11 @@ impl<A: Application> Seat<A> {
                 node: nid,
                 what: "its own limits",
             })?;
+        // What peers may be shown for good: `exposure = "arena"`.
+        let open = match plan.memory.exposure {
+            Exposure::Arena => Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
+            Exposure::None => Rights::LOCAL_WRITE,
+        };
         let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
             let range = arena
                 .take(bytes, PAGE, LKey::default())
@@ -151,6 +157,10 @@ impl<A: Application> Seat<A> {
                 })
         };
         let mut messages = Some(registered(arena, plan.needs.messages, Rights::LOCAL_WRITE)?);
+        let mut staging = match plan.needs.staging {
+            0 => None,
+            bytes => Some(registered(arena, bytes, open)?),
+        };
         let mut exports = Vec::new();
         for export in &plan.node.exports {
             let (arena, rights) = match &export.content {
@@ -158,10 +168,8 @@ impl<A: Application> Seat<A> {
                 Content::File(path) if !export.writable => {
                     (keep(Arena::from_file(path, huge, lock))?, Rights::empty())
                 }
-                Content::File(path) => (
-                    keep(Arena::from_file(path, huge, lock))?,
-                    Rights::LOCAL_WRITE,
-                ),
+                Content::File(path) => (keep(Arena::from_file(path, huge, lock))?, open),
+                Content::Memory if export.writable => (arena, open),
                 Content::Memory => (arena, Rights::LOCAL_WRITE),
             };
             for piece in export.pieces() {
@@ -171,7 +179,7 @@ impl<A: Application> Seat<A> {
         }
         let mut memory = Vec::new();
         for bytes in &plan.ranges {
-            memory.push(registered(arena, *bytes, Rights::LOCAL_WRITE)?);
+            memory.push(registered(arena, *bytes, open)?);
         }
         let sizes = plan.needs.sizes;
         let storage = Storage {
@@ -179,6 +187,7 @@ impl<A: Application> Seat<A> {
             transfers: lend(sizes.transfers, Slot::vacant),
             receives: lend(sizes.receives, Slot::vacant),
             regions: lend(sizes.regions, || None),
+            staging: lend(sizes.staging, || next_range(&mut staging, STAGE_BYTES)),
             entries: lend(sizes.entries, Slot::vacant),
             messages: lend(sizes.messages, || next_buffer(&mut messages)),
             sends: lend(sizes.sends, WrId::default),
@@ -202,6 +211,10 @@ impl<A: Application> Seat<A> {
             abandon: clock.ticks(plan.tunables.abandon_limit),
             keepalive: clock.ticks(plan.tunables.keepalive),
             shape: plan.needs.shape,
+            registration: Settings {
+                expose_arena: plan.memory.exposure == Exposure::Arena,
+                map_on_demand: plan.tunables.map_on_demand,
+            },
         };
         let mut poller = Poller::new(device, storage, ends, limits, clock.now())
             .map_err(|source| NodeError::Storage { node: nid, source })?;
@@ -355,12 +368,13 @@ pub(crate) fn page_list(range: Range<'static>) -> Option<&'static mut PageList<'
 }
 
 fn next_buffer(rest: &mut Option<Range<'static>>) -> Option<Buffer<'static>> {
-    let (first, after) = rest
-        .take()?
-        .split_at(u32::try_from(MESSAGE_BYTES).ok()?)
-        .ok()?;
+    Buffer::new(next_range(rest, u32::try_from(MESSAGE_BYTES).ok()?)?).ok()
+}
+
+fn next_range(rest: &mut Option<Range<'static>>, bytes: u32) -> Option<Range<'static>> {
+    let (first, after) = rest.take()?.split_at(bytes).ok()?;
     *rest = Some(after);
-    Buffer::new(first).ok()
+    Some(first)
 }
 
 /// A slice that is lent for the life of the process.

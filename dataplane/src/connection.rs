@@ -12,6 +12,7 @@ use crate::memory::Posted;
 use crate::nic::{Qp, Status};
 use crate::peer::{Stale, Terms};
 use crate::pool::Queue;
+use crate::registration::Choices;
 use crate::time::Instant;
 use crate::wire::WireError;
 
@@ -212,6 +213,8 @@ pub const MAX_NOOPS: usize = 2;
 #[derive(Debug)]
 pub struct Connection<'a> {
     pub(crate) terms: Terms,
+    /// What it may do with a sink.
+    pub(crate) choices: Choices,
     pub(crate) qp: Qp,
     pub(crate) token: u64,
     pub(crate) state: State,
@@ -227,6 +230,8 @@ pub struct Connection<'a> {
     pub(crate) answers: Queue,
     /// Keys to be invalidated.
     pub(crate) invalidates: Queue,
+    /// Transfers with data in a staging buffer.
+    pub(crate) copies: Queue,
     /// Incoming messages that wait for a slot of ours.
     pub(crate) held: Queue,
     /// REPLYs that came as a PUT_REQ and wait for a window or a slot. They never wait behind `held`: the peer
@@ -254,9 +259,17 @@ pub struct Connection<'a> {
 impl Connection<'_> {
     /// A connection that was just adopted.
     #[must_use]
-    pub const fn new(qp: Qp, terms: Terms, state: State, token: u64, now: Instant) -> Self {
+    pub const fn new(
+        qp: Qp,
+        terms: Terms,
+        choices: Choices,
+        state: State,
+        token: u64,
+        now: Instant,
+    ) -> Self {
         Self {
             terms,
+            choices,
             qp,
             token,
             state,
@@ -267,6 +280,7 @@ impl Connection<'_> {
             credited: Queue::new(),
             answers: Queue::new(),
             invalidates: Queue::new(),
+            copies: Queue::new(),
             held: Queue::new(),
             held_replies: Queue::new(),
             reposts: Queue::new(),
@@ -283,8 +297,9 @@ impl Connection<'_> {
     }
 
     /// The terms are final.
-    pub(crate) const fn settle(&mut self, terms: Terms) {
+    pub(crate) const fn settle(&mut self, terms: Terms, choices: Choices) {
         self.terms = terms;
+        self.choices = choices;
         self.credits = Credits::new(terms.queue_depth, terms.high_water);
         self.state = State::Established;
     }
@@ -321,6 +336,7 @@ impl Connection<'_> {
             || !self.credited.is_empty()
             || !self.answers.is_empty()
             || !self.invalidates.is_empty()
+            || !self.copies.is_empty()
             || !self.held.is_empty()
             || !self.held_replies.is_empty()
             || !self.reposts.is_empty()

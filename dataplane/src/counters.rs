@@ -82,12 +82,24 @@ counters! {
     messages_received,
     /// NOOPs sent to return credits or to keep a connection alive.
     noops,
-    /// Registrations by fragment list.
+    /// Sinks registered by fragment list.
     fragment_lists,
-    /// Registrations by page list.
+    /// Sinks registered by page list.
     page_lists,
-    /// Registrations by window.
+    /// Sinks registered by window.
     windows,
+    /// Sinks described by the key of the arena.
+    arenas,
+    /// Sinks whose data came through a staging buffer.
+    stagings,
+    /// Sinks that nothing covered.
+    unmappable,
+    /// Bytes copied out of staging buffers.
+    staged_bytes,
+    /// Sources registered for our own device alone.
+    source_lists,
+    /// 1 once a peer has been told the key of the arena.
+    arena_exposed,
     /// Keys killed by our own invalidate.
     invalidations,
     /// Keys killed by the peer's SEND_WITH_INV.

@@ -8,7 +8,7 @@
 use core::marker::PhantomData;
 use core::ptr::{self, NonNull};
 
-use crate::nic::{LKey, Sge};
+use crate::nic::{LKey, RKey, Sge};
 
 /// Bytes of a message buffer, on both sides of every o2iblnd connection (`4 << 10`).
 pub const MESSAGE_BYTES: usize = 4096;
@@ -20,6 +20,7 @@ pub const MAX_FRAGMENTS: usize = 257;
 #[derive(Debug)]
 pub struct Range<'a> {
     piece: Sge,
+    exposed: Option<RKey>,
     owned: PhantomData<&'a mut [u8]>,
 }
 
@@ -38,6 +39,7 @@ impl<'a> Range<'a> {
                 length: u32::try_from(length).ok()?,
                 lkey,
             },
+            exposed: None,
             owned: PhantomData,
         })
     }
@@ -63,8 +65,26 @@ impl<'a> Range<'a> {
     pub const fn under(self, lkey: LKey) -> Self {
         Self {
             piece: Sge { lkey, ..self.piece },
+            exposed: self.exposed,
             owned: self.owned,
         }
+    }
+
+    /// The same bytes, which a device also lets peers write under `key`, for as long as it runs:
+    /// `exposure = "arena"`.
+    #[must_use]
+    pub const fn exposed(self, key: RKey) -> Self {
+        Self {
+            piece: self.piece,
+            exposed: Some(key),
+            owned: self.owned,
+        }
+    }
+
+    /// The long-lived remote key that covers it, if there is one.
+    #[must_use]
+    pub const fn exposure(&self) -> Option<RKey> {
+        self.exposed
     }
 
     /// The bytes.
@@ -92,13 +112,14 @@ impl<'a> Range<'a> {
         let Some(address) = self.piece.address.checked_add(u64::from(at)) else {
             return Err(self);
         };
-        let lkey = self.piece.lkey;
+        let (lkey, exposed) = (self.piece.lkey, self.exposed);
         Ok((
             Self {
                 piece: Sge {
                     length: at,
                     ..self.piece
                 },
+                exposed,
                 owned: PhantomData,
             },
             Self {
@@ -107,6 +128,7 @@ impl<'a> Range<'a> {
                     length: rest,
                     lkey,
                 },
+                exposed,
                 owned: PhantomData,
             },
         ))
@@ -118,6 +140,8 @@ impl<'a> Range<'a> {
 pub struct PageList<'a> {
     pieces: heapless::Vec<Sge, MAX_FRAGMENTS>,
     length: u64,
+    /// The remote key of all its ranges, if it is the same.
+    exposed: Option<RKey>,
     owned: PhantomData<&'a mut [u8]>,
 }
 
@@ -128,6 +152,7 @@ impl<'a> PageList<'a> {
         Self {
             pieces: heapless::Vec::new(),
             length: 0,
+            exposed: None,
             owned: PhantomData,
         }
     }
@@ -141,8 +166,14 @@ impl<'a> PageList<'a> {
             return Ok(());
         }
         let length = u64::from(range.piece.length);
+        let is_first = self.pieces.is_empty();
         match self.pieces.push(range.piece) {
             Ok(()) => {
+                if is_first {
+                    self.exposed = range.exposed;
+                } else if self.exposed != range.exposed {
+                    self.exposed = None;
+                }
                 self.length = self.length.saturating_add(length);
                 Ok(())
             }
@@ -156,8 +187,16 @@ impl<'a> PageList<'a> {
         self.length = self.length.saturating_sub(u64::from(piece.length));
         Some(Range {
             piece,
+            exposed: self.exposed,
             owned: PhantomData,
         })
+    }
+
+    /// The long-lived remote key over all of it, if there is one: a list whose ranges are exposed under different
+    /// keys is not exposed.
+    #[must_use]
+    pub const fn exposed(&self) -> Option<RKey> {
+        self.exposed
     }
 
     /// Bytes in all.
@@ -226,6 +265,37 @@ impl<'a> PageList<'a> {
             }
             copied = copied.saturating_add(head.len());
             rest = tail;
+        }
+        copied
+    }
+
+    /// Copies `length` bytes at `at` of a range that a device has written into the list at `offset`; how many there
+    /// were, and found room.
+    pub fn copy_in(
+        &mut self,
+        offset: u64,
+        from: &Range<'_>,
+        at: u32,
+        length: u32,
+        copier: Copier,
+    ) -> u32 {
+        let length = length.min(from.piece.length.saturating_sub(at));
+        let mut copied = 0_u32;
+        for piece in self.slice(offset, length) {
+            let source = Sge {
+                address: from
+                    .piece
+                    .address
+                    .wrapping_add(u64::from(at.wrapping_add(copied))),
+                ..piece
+            };
+            let to = ptr::with_exposed_provenance_mut::<u8>(address(piece));
+            let from = ptr::with_exposed_provenance::<u8>(address(source));
+            // SAFETY: `piece` is a part of a range this list owns; `&mut self` keeps others out. The source begins
+            // `at + copied` bytes into the other range, and `at + copied + piece.length` is at most its length, since
+            // the pieces of the slice are `length` bytes together. Both were exposed by `Range::new`.
+            unsafe { copier.copy(to, from, piece.length as usize) };
+            copied = copied.wrapping_add(piece.length);
         }
         copied
     }
@@ -390,7 +460,7 @@ unsafe fn bytes_mut<'b>(piece: Sge) -> &'b mut [u8] {
 
 #[cfg(test)]
 mod tests {
-    use super::{Buffer, LKey, PageList, Range};
+    use super::{Buffer, Copier, LKey, PageList, RKey, Range};
 
     fn range(bytes: &mut [u8]) -> Range<'_> {
         Range::of_bytes(bytes, LKey(7)).unwrap()
@@ -416,6 +486,44 @@ mod tests {
         assert_eq!(list.length(), 10);
         drop(list);
         assert_eq!(&backing[8..17], &[1, 2, 0, 0, 0, 0, 0, 3, 4]);
+    }
+
+    #[test]
+    fn a_list_is_exposed_where_all_of_it_is_by_one_key() {
+        let mut backing = [0_u8; 64];
+        let (first, rest) = range(&mut backing).exposed(RKey(5)).split_at(8).unwrap();
+        let (second, third) = rest.split_at(8).unwrap();
+        assert_eq!(third.exposure(), Some(RKey(5)));
+        let mut list = PageList::new();
+        assert_eq!(list.exposed(), None);
+        list.push(first).unwrap();
+        list.push(second).unwrap();
+        assert_eq!(list.exposed(), Some(RKey(5)));
+        assert_eq!(list.pop().unwrap().exposure(), Some(RKey(5)));
+        list.push(third.exposed(RKey(6))).unwrap();
+        assert_eq!(list.exposed(), None);
+    }
+
+    #[test]
+    fn copies_from_a_range_stop_at_either_end() {
+        let (mut staged, mut backing) = ([0_u8; 16], [0_u8; 32]);
+        for (n, byte) in (0..).zip(&mut staged) {
+            *byte = n;
+        }
+        let from = range(&mut staged);
+        let (left, right) = range(&mut backing).split_at(3).unwrap();
+        let (_hole, right) = right.split_at(2).unwrap();
+        let (right, _) = right.split_at(5).unwrap();
+        let mut list = PageList::new();
+        list.push(left).unwrap();
+        list.push(right).unwrap();
+        let copier = Copier::default();
+        assert_eq!(list.copy_in(1, &from, 10, 4, copier), 4);
+        assert_eq!(list.copy_in(6, &from, 1, 9, copier), 2, "the list ends");
+        assert_eq!(list.copy_in(5, &from, 15, 9, copier), 1, "the range ends");
+        assert_eq!(list.copy_in(0, &from, 16, 9, copier), 0);
+        drop(list);
+        assert_eq!(backing[..10], [0, 10, 11, 0, 0, 12, 13, 15, 1, 2]);
     }
 
     #[test]

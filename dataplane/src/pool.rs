@@ -68,6 +68,8 @@ pub enum Kind {
     /// The last request of a failed connection: what was before it is over. The handle names the
     /// connection.
     Drain = 7,
+    /// Nothing but the order: what is before it is done when it is. The handle names the transfer.
+    Fence = 8,
 }
 
 /// Kind and handle in one work request id.
@@ -95,6 +97,7 @@ pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
         5 => Kind::Noop,
         6 => Kind::Receive,
         7 => Kind::Drain,
+        8 => Kind::Fence,
         _ => return None,
     };
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
@@ -450,6 +453,7 @@ mod tests {
             Kind::Noop,
             Kind::Receive,
             Kind::Drain,
+            Kind::Fence,
         ] {
             assert_eq!(unpack(pack(kind, handle)), Some((kind, handle)));
         }

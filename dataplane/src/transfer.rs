@@ -8,7 +8,7 @@
 use crate::endpoint::{Error, MatchBits, Portal, Token};
 use crate::memory::{Buffer, PageList, Posted};
 use crate::pool::Handle;
-use crate::registration::Descriptor;
+use crate::registration::{Descriptor, Mechanism, Stage};
 use crate::time::Instant;
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Fragment, Located, Nid, Pid};
@@ -42,6 +42,8 @@ pub enum Phase {
     Invalidate,
     /// The end of the invalidate.
     Invalidating,
+    /// Its turns at being copied from its staging buffer to where it belongs.
+    Copying,
     /// Nothing but the end of what is still on the send queue.
     Settling,
     /// The drain of its failed connection.
@@ -87,6 +89,10 @@ pub enum Input {
     Ack,
     /// Its key is dead.
     Dead,
+    /// Its key is dead, and its data is in a staging buffer.
+    Staged,
+    /// Its data is out of the staging buffer.
+    Copied,
     /// Its time is over, or the application gave up on it.
     Expired,
     /// It is over, but its key is alive.
@@ -108,6 +114,8 @@ pub enum Step {
     Answer,
     /// Queue its invalidate.
     Invalidate,
+    /// Queue it for copying.
+    Copy,
     /// End it as soon as nothing of it is on the send queue.
     Finish,
     /// The message that brought this means nothing here: drop it.
@@ -170,6 +178,11 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         (P::Invalidate, I::PostedInvalidate) => (P::Invalidating, Step::Wait),
         (P::Invalidate | P::Invalidating, I::Dead) => (P::Settling, Step::Finish),
+        (P::Invalidate | P::Invalidating, I::Staged) => (P::Copying, Step::Copy),
+
+        (P::Copying, I::Copied) => (P::Settling, Step::Finish),
+        // No key of it is alive: what was not copied is left out.
+        (P::Copying, I::Expired) => (P::Settling, Step::Finish),
 
         (P::Settling, I::Completed) => (P::Settling, Step::Finish),
         (P::Settling, I::Revoked) => (P::Invalidate, Step::Invalidate),
@@ -188,6 +201,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::ConnectionLost,
         ) => (P::Lost, Step::Wait),
@@ -211,7 +225,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         | (P::AwaitAck, I::Completed)
         | (P::Answered, I::Completed)
         | (P::Invalidate, I::Completed)
-        | (P::Invalidating, I::Completed) => (phase, Step::Wait),
+        | (P::Invalidating, I::Completed)
+        | (P::Copying, I::Completed) => (phase, Step::Wait),
 
         // An answer by cookie that this transfer does not wait for: wrong type, early, late or twice.
         (
@@ -227,6 +242,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PutAck | I::PutNak,
         )
@@ -243,6 +259,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::GetDone,
         )
@@ -259,6 +276,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answer
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PutDone,
         ) => (phase, Step::Violation),
@@ -277,6 +295,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::Reply | I::ReplyRequest,
         )
@@ -292,6 +311,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::Ack,
         ) => (phase, Step::Ignore),
@@ -316,6 +336,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | I::ReplyRequest
             | I::Ack
             | I::Dead
+            | I::Staged
+            | I::Copied
             | I::Expired
             | I::Revoked
             | I::ConnectionLost,
@@ -335,6 +357,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::Admitted,
         )
@@ -351,6 +374,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PostedPutReq | I::PostedGetReq | I::PostedGet,
         )
@@ -365,6 +389,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PostedLast,
         )
@@ -380,6 +405,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PostedLastWantsAck,
         )
@@ -396,6 +422,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answered
             | P::Invalidate
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PostedPutAck,
         )
@@ -412,6 +439,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answer
             | P::Answered
             | P::Invalidating
+            | P::Copying
             | P::Settling,
             I::PostedInvalidate,
         )
@@ -427,8 +455,9 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::AwaitAck
             | P::Answer
             | P::Answered
+            | P::Copying
             | P::Settling,
-            I::Dead,
+            I::Dead | I::Staged,
         )
         | (
             P::Waiting
@@ -443,7 +472,25 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Answer
             | P::Answered
             | P::Invalidate
-            | P::Invalidating,
+            | P::Invalidating
+            | P::Settling,
+            I::Copied,
+        )
+        | (
+            P::Waiting
+            | P::Request
+            | P::AskedPut
+            | P::AskedGet
+            | P::AskedReply
+            | P::Data
+            | P::Sent
+            | P::SentWantsAck
+            | P::AwaitAck
+            | P::Answer
+            | P::Answered
+            | P::Invalidate
+            | P::Invalidating
+            | P::Copying,
             I::Revoked,
         )
         | (P::Waiting | P::Request, I::Completed) => (phase, Step::Ignore),
@@ -475,6 +522,11 @@ impl Role {
     /// Whether it counts against our share of the queue pair, not against the peer's.
     pub(crate) const fn is_own(self) -> bool {
         matches!(self, Self::Put | Self::Get)
+    }
+
+    /// Whether a key to its memory goes to the peer.
+    pub(crate) const fn is_sink(self) -> bool {
+        matches!(self, Self::Get | Self::Sink)
     }
 }
 
@@ -559,6 +611,9 @@ pub struct Transfer<'a> {
     /// Bytes it may move.
     pub(crate) length: u32,
     pub(crate) window: Option<Descriptor>,
+    /// How its sink is covered; `None` where it has no sink, or none yet.
+    pub(crate) mechanism: Option<Mechanism>,
+    pub(crate) stage: Option<Stage<'a>>,
     pub(crate) message: Option<Message<'a>>,
     /// The peer's name for it, to echo.
     pub(crate) cookie: u64,
@@ -588,7 +643,7 @@ pub struct Transfer<'a> {
 mod tests {
     use super::{Input, Phase, Step, step};
 
-    const PHASES: [Phase; 16] = [
+    const PHASES: [Phase; 17] = [
         Phase::Waiting,
         Phase::Request,
         Phase::AskedPut,
@@ -602,11 +657,12 @@ mod tests {
         Phase::Answered,
         Phase::Invalidate,
         Phase::Invalidating,
+        Phase::Copying,
         Phase::Settling,
         Phase::Lost,
         Phase::Rebuilding,
     ];
-    const INPUTS: [Input; 20] = [
+    const INPUTS: [Input; 22] = [
         Input::Admitted,
         Input::PostedPutReq,
         Input::PostedGetReq,
@@ -624,6 +680,8 @@ mod tests {
         Input::ReplyRequest,
         Input::Ack,
         Input::Dead,
+        Input::Staged,
+        Input::Copied,
         Input::Expired,
         Input::Revoked,
         Input::ConnectionLost,

@@ -4,7 +4,7 @@
 use core::ptr::NonNull;
 
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::nic::{LKey, Rights};
+use o2poll_dataplane::nic::{LKey, RKey, Rights};
 use o2poll_soft::{Memory, Soft, Wire};
 
 use crate::lend::{lend_all, lend_one};
@@ -15,6 +15,7 @@ pub struct Arena {
     length: usize,
     used: usize,
     lkey: LKey,
+    exposed: bool,
 }
 
 /// The right to look at an arena's bytes from outside.
@@ -51,6 +52,7 @@ impl Arena {
             length,
             used: 0,
             lkey,
+            exposed: rights.contains(Rights::REMOTE_WRITE),
         }
     }
 
@@ -63,7 +65,13 @@ impl Arena {
         // SAFETY: inside the leaked arena, and behind everything that was handed out.
         unsafe { self.base.add(from).write_bytes(FILL, self.used - from) };
         // SAFETY: inside the leaked arena, and never handed out again.
-        unsafe { Range::new(self.base.add(start), length, self.lkey) }.expect("below 4 GiB")
+        let range = unsafe { Range::new(self.base.add(start), length, self.lkey) };
+        let range = range.expect("below 4 GiB");
+        if self.exposed {
+            range.exposed(RKey(self.lkey.0))
+        } else {
+            range
+        }
     }
 
     /// A list of pieces of these lengths, with `hole` bytes between them.

@@ -188,7 +188,8 @@ impl Jobs {
         index: usize,
         job: Job,
     ) -> &'static mut o2poll_dataplane::memory::PageList<'static> {
-        let device = world.setup().profile.capabilities;
+        let (near_setup, far_setup) = (*world.setup_of(job.from), *world.setup_of(1 - job.from));
+        let frags = near_setup.max_frags.min(far_setup.max_frags);
         let running = &mut self.running[index];
         let arena = &mut world.nodes[job.from].arena;
         let (memory, mut near) = Plot::new(arena, job.length, job.near);
@@ -196,12 +197,16 @@ impl Jobs {
             let bytes = noise(job.length, index as u64 + 77);
             memory.write_at(0, &bytes);
             near.write(0, &bytes);
-            if job.is_large() && !running.far.has_key(&device, job.remote_offset, job.length) {
+            if job.is_large()
+                && !running
+                    .far
+                    .has_way(&far_setup, frags, job.remote_offset, job.length)
+            {
                 running.expected = Err(Error::Peer(-93));
             } else {
                 running.far.await_bytes(job.remote_offset, &bytes);
             }
-        } else if job.is_large() && !near.has_key(&device, 0, job.length) {
+        } else if job.is_large() && !near.has_way(&near_setup, frags, 0, job.length) {
             running.expected = Err(Error::Unmappable);
         } else {
             let total = job.remote_offset + job.length + job.tail;
@@ -277,9 +282,10 @@ impl Jobs {
                 outcome == running.expected || over.contains(&outcome),
                 "{outcome:?} {job:?}"
             );
-            // A message without an ACK says only that it was sent.
+            // A message without an ACK says only that it was sent, and so does a PUT into a staging buffer.
+            let is_staged = world.setup_of(1 - job.from).shape.staging != 0;
             let is_told = match job.operation {
-                Operation::Put { ack, .. } => ack || job.is_large(),
+                Operation::Put { ack, .. } => ack || job.is_large() && !is_staged,
                 Operation::Get { .. } => true,
             };
             if outcome.is_ok() && is_told {

@@ -54,6 +54,7 @@ impl Lab {
             abandon: Ticks(setup.abandon),
             keepalive: Ticks(setup.keepalive),
             shape: setup.shape,
+            registration: setup.registration,
         };
         let node = Node::new(&setup, limits, wire, now);
         let peers: Vec<_> = (1_u8..)
@@ -131,10 +132,10 @@ impl Lab {
             peer_stamp: self.peers[peer].stamp,
             version: 0x12,
             queue_depth: depth,
-            max_frags: 257,
+            max_frags: self.setup.max_frags,
             high_water: depth.div_ceil(2),
             kills_keys: self.setup.kill_keys,
-            keys_killed: self.setup.kill_keys,
+            keys_killed: self.setup.kill_keys && !self.setup.registration.expose_arena,
         }
     }
 

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
-use o2poll_dataplane::nic::{Sge, WrId};
+use o2poll_dataplane::nic::{RKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
+use o2poll_dataplane::registration::STAGE_BYTES;
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Instant;
 use o2poll_hal::clock::Clock;
@@ -114,13 +115,19 @@ impl Node {
         };
         let mut device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
-        let mut arena = Arena::new(&mut device, setup.memory);
+        let rights = if setup.registration.expose_arena {
+            Rights::LOCAL_WRITE | Rights::REMOTE_WRITE
+        } else {
+            Rights::LOCAL_WRITE
+        };
+        let mut arena = Arena::granting(&mut device, setup.memory, rights);
         let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
             transfers: lend(sizes.transfers, Slot::vacant),
             receives: lend(sizes.receives, Slot::vacant),
             regions: lend(sizes.regions, || None),
+            staging: lend(sizes.staging, || Some(arena.take(STAGE_BYTES as usize, 0))),
             entries: lend(sizes.entries, Slot::vacant),
             messages: lend(sizes.messages, || {
                 Some(Buffer::new(arena.take(4096, 0)).expect("long enough"))
@@ -140,6 +147,9 @@ impl Node {
         };
         let (submissions, mut events) = keep(submissions, events);
         let mut device = Tap::new(device, arena.view());
+        if setup.registration.expose_arena {
+            device.expose(RKey(arena.key().0));
+        }
         device.set_depth(limits.shape.queue_depth);
         if setup.quiet {
             device.be_quiet();

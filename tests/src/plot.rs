@@ -3,8 +3,8 @@
 use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{Capabilities, Mechanisms};
 
-use crate::Arena;
 use crate::arena::{FILL, GUARD};
+use crate::{Arena, Setup};
 
 /// How a buffer is cut into fragments.
 #[derive(Clone, Copy, Debug)]
@@ -149,10 +149,30 @@ impl Plot {
         }
     }
 
-    /// Whether one key of such a device can lie over a part of the buffer: the rules of the design, said once
-    /// more.
+    /// Whether a node of this kind can be a sink for a part of the buffer: the rules of the design, said once more.
     #[must_use]
-    pub fn has_key(&self, device: &Capabilities, offset: u32, length: u32) -> bool {
+    pub fn has_way(&self, node: &Setup, max_frags: u16, offset: u32, length: u32) -> bool {
+        let device = &node.profile.capabilities;
+        let exposed = node.registration.expose_arena;
+        let parts = self.within(offset, length as usize);
+        let mut runs = 0;
+        let mut end = 0;
+        for (address, length) in parts {
+            runs += u16::from(address != end);
+            end = address + u64::from(length);
+        }
+        let has = |mechanism| device.mechanisms.contains(mechanism);
+        let over_stage = exposed
+            || has(Mechanisms::FRAGMENTS) && device.max_fragments != 0
+            || has(Mechanisms::PAGES) && length.div_ceil(4096) <= device.max_pages
+            || has(Mechanisms::WINDOW);
+        self.has_key(device, offset, length)
+            || exposed && runs <= max_frags
+            || node.shape.staging != 0 && over_stage
+    }
+
+    /// Whether one key of such a device can lie over a part of the buffer.
+    fn has_key(&self, device: &Capabilities, offset: u32, length: u32) -> bool {
         let mut runs: Vec<(u64, u64)> = Vec::new();
         for (address, length) in self.within(offset, length as usize) {
             let end = address + u64::from(length);

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use o2poll_dataplane::nic::{
     Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote,
-    SendWr, Sge, WrId,
+    Rights, SendWr, Sge, WrId,
 };
 use o2poll_dataplane::wire::{Body, Message};
 
@@ -56,7 +56,7 @@ impl Heard {
 /// A request of the open chain.
 enum Queued {
     Message(Vec<u8>, Option<RKey>),
-    Register(Region, RKey),
+    Register(Region, RKey, Rights),
     Invalidate(WrId, RKey),
     Write(Remote, u32, Option<u32>),
 }
@@ -67,6 +67,10 @@ pub struct Tap<N> {
     view: View,
     /// Listens to nothing.
     quiet: bool,
+    /// The key of the arena, if peers may be told it.
+    arena: Option<RKey>,
+    /// Keys that are for our own device alone.
+    private: HashSet<RKey>,
     depth: u64,
     chain: Vec<Queued>,
     heard: HashMap<u32, Heard>,
@@ -88,6 +92,8 @@ impl<N: Nic> Tap<N> {
             inner,
             view,
             quiet: false,
+            arena: None,
+            private: HashSet::new(),
             depth: 0,
             chain: Vec::new(),
             heard: HashMap::new(),
@@ -103,6 +109,11 @@ impl<N: Nic> Tap<N> {
     /// Does not listen, and so allocates nothing. To be chosen before anything is adopted.
     pub fn be_quiet(&mut self) {
         self.quiet = true;
+    }
+
+    /// Peers may be told this key, again and again: the arena's.
+    pub fn expose(&mut self, key: RKey) {
+        self.arena = Some(key);
     }
 
     /// Queue pairs adopted from now on have this depth.
@@ -124,8 +135,14 @@ impl<N: Nic> Tap<N> {
             Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink.key()),
             _ => None,
         };
-        if let Some(key) = key {
+        if let Some(key) = key
+            && self.arena != Some(key)
+        {
             assert!(self.live.contains(&key), "{key:?} told, not registered");
+            assert!(
+                !self.private.contains(&key),
+                "{key:?} told, and without a right for peers"
+            );
             assert!(self.told.insert(key), "{key:?} told twice");
         }
         let heard = self.heard.entry(qp).or_default();
@@ -246,7 +263,12 @@ impl<N: Nic> Nic for Tap<N> {
                 let length = local.iter().map(|piece| piece.length).sum();
                 Queued::Write(*remote, length, None)
             }
-            SendWr::Register { region, key, .. } => Queued::Register(*region, *key),
+            SendWr::Register {
+                region,
+                key,
+                rights,
+                ..
+            } => Queued::Register(*region, *key, *rights),
             SendWr::Invalidate { key } => Queued::Invalidate(id, *key),
         });
         self.inner.queue(qp, id, signalled, wr);
@@ -265,7 +287,12 @@ impl<N: Nic> Nic for Tap<N> {
                     self.sent(qp.0, &bytes);
                     self.note(Posted::Message(bytes, key));
                 }
-                Queued::Register(region, key) => {
+                Queued::Register(region, key, rights) => {
+                    if rights.contains(Rights::REMOTE_WRITE) {
+                        self.private.remove(&key);
+                    } else {
+                        self.private.insert(key);
+                    }
                     self.keys.insert(region.0, key);
                     assert!(self.live.insert(key), "{key:?} registered while live");
                 }

@@ -7,6 +7,7 @@ use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason, Shape};
 use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::registration::Settings;
 use o2poll_dataplane::ring::{LapSlot, Returned};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
@@ -26,6 +27,10 @@ pub const STAMPS: [u64; 2] = [101, 202];
 pub struct Setup {
     /// Their devices.
     pub profile: Profile,
+    /// What of memory peers may be shown.
+    pub registration: Settings,
+    /// Most fragments of a descriptor, as the node sees it.
+    pub max_frags: u16,
     /// How much they hold.
     pub shape: Shape,
     /// Bytes of registered memory of each.
@@ -60,12 +65,20 @@ impl Setup {
     pub const fn new(profile: Profile) -> Self {
         Self {
             profile,
+            registration: Settings::PRIVATE,
+            max_frags: 257,
             shape: Shape {
                 connections: 2,
                 queue_depth: 8,
                 writes_at_once: 4,
                 waiting: 32,
-                windows: 16,
+                windows: if profile.capabilities.max_windows < 16 {
+                    profile.capabilities.max_windows as usize
+                } else {
+                    16
+                },
+                staging: 0,
+                register_source_from: 0,
                 entries: 8,
             },
             memory: 24 << 20,
@@ -99,7 +112,7 @@ pub struct World {
     pub tick: u64,
     /// Nodes that are not stepped: a peer that has stopped polling.
     pub asleep: [bool; 2],
-    setup: Setup,
+    setups: [Setup; 2],
     numbers: u32,
     high_water: u64,
 }
@@ -111,12 +124,26 @@ impl World {
         Self::with(setup, [soft::Tap::off, soft::Tap::off])
     }
 
+    /// Two nodes that are not alike, not yet connected. Wires, clock and queue depth are the first's.
+    #[must_use]
+    pub fn mixed(setups: [Setup; 2]) -> Self {
+        Self::of(setups, [soft::Tap::off, soft::Tap::off])
+    }
+
     /// Two nodes, not yet connected, each on what is made of its wire.
     #[must_use]
     pub fn with(
         setup: Setup,
         taps: [impl FnOnce(Lossy<Ports<'static, 'static>>) -> Wires; 2],
     ) -> Self {
+        Self::of([setup; 2], taps)
+    }
+
+    fn of(
+        setups: [Setup; 2],
+        taps: [impl FnOnce(Lossy<Ports<'static, 'static>>) -> Wires; 2],
+    ) -> Self {
+        let [setup, other] = setups;
         let lane = || Lane {
             returned: lend_one(Returned::new()),
             slots: lend(setup.wire, LapSlot::new),
@@ -126,7 +153,7 @@ impl World {
             Lossy::new(Ports::new(lend_all(vec![port])), setup.weather, seed)
         };
         let now = Instant(1);
-        let limits = |nid, stamp| Limits {
+        let limits = |setup: &Setup, nid, stamp| Limits {
             nid,
             pid: Pid::LUSTRE,
             stamp,
@@ -134,19 +161,20 @@ impl World {
             abandon: Ticks(setup.abandon),
             keepalive: Ticks(setup.keepalive),
             shape: setup.shape,
+            registration: setup.registration,
         };
         let [near_tap, far_tap] = taps;
         let near = near_tap(ports(near, setup.seed));
         let far = far_tap(ports(far, !setup.seed));
         Self {
             nodes: [
-                Node::over(&setup, limits(NAMES[0], STAMPS[0]), near, now),
-                Node::over(&setup, limits(NAMES[1], STAMPS[1]), far, now),
+                Node::over(&setup, limits(&setup, NAMES[0], STAMPS[0]), near, now),
+                Node::over(&other, limits(&other, NAMES[1], STAMPS[1]), far, now),
             ],
             now,
             tick: 1,
             asleep: [false; 2],
-            setup,
+            setups,
             // Queue pairs 0 and 1 are the management agents' own.
             numbers: 0x10,
             high_water: u64::MAX,
@@ -188,7 +216,14 @@ impl World {
     /// What the nodes are like.
     #[must_use]
     pub const fn setup(&self) -> &Setup {
-        &self.setup
+        self.setup_of(0)
+    }
+
+    /// What one node is like.
+    #[must_use]
+    pub const fn setup_of(&self, node: usize) -> &Setup {
+        let [first, second] = &self.setups;
+        if node == 0 { first } else { second }
     }
 
     /// Whether a connection has ended.
@@ -203,7 +238,7 @@ impl World {
     /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
     /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
-        let patience = 40 + 3 * u64::from(self.setup.profile.ack_timeout.min(1000));
+        let patience = 40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000));
         let (mut quiet, mut left) = (0, 200_000_u32);
         while quiet < patience {
             quiet = if self.step() { 0 } else { quiet + 1 };
@@ -233,7 +268,7 @@ impl World {
 
     /// Connects the two nodes; their names of the connection.
     pub fn connect(&mut self) -> [Handle; 2] {
-        self.connect_at(self.setup.shape.queue_depth)
+        self.connect_at(self.setups[0].shape.queue_depth)
     }
 
     /// Connects the two nodes with this queue depth.
@@ -248,13 +283,13 @@ impl World {
 
     /// Has both nodes adopt a queue pair of a connection from node 0 to node 1, which is not established yet.
     pub fn adopt(&mut self, queue_depth: u16) -> [Handle; 2] {
-        let sizes = self.setup.shape.sizes();
         self.high_water = u64::from(queue_depth / 2).max(1);
         let number = self.numbers;
         self.numbers += 2;
         let terms = [self.terms(0, queue_depth), self.terms(1, queue_depth)];
         for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
             self.nodes[at].poller.nic().set_depth(queue_depth);
+            let sizes = self.setups[at].shape.sizes();
             let qp = QueuePair::new(
                 number + ours,
                 0,
@@ -282,6 +317,16 @@ impl World {
     }
 
     fn terms(&self, of: usize, queue_depth: u16) -> Terms {
+        // The arena's key outlives every transfer: nobody may kill what such a node gives out.
+        let lets = |node: usize| {
+            let setup = &self.setups[node];
+            // And a device that knows nothing of it sends none either.
+            let both = self
+                .setups
+                .iter()
+                .all(|setup| setup.profile.capabilities.remote_invalidate);
+            both && !setup.registration.expose_arena
+        };
         Terms {
             local: NAMES[of],
             local_stamp: STAMPS[of],
@@ -289,10 +334,10 @@ impl World {
             peer_stamp: STAMPS[1 - of],
             version: 0x12,
             queue_depth,
-            max_frags: 257,
+            max_frags: self.setups[0].max_frags.min(self.setups[1].max_frags),
             high_water: queue_depth / 2,
-            kills_keys: self.setup.kill_keys,
-            keys_killed: self.setup.kill_keys,
+            kills_keys: self.setups[0].kill_keys && lets(1 - of),
+            keys_killed: self.setups[0].kill_keys && lets(of),
         }
     }
 
@@ -383,8 +428,8 @@ impl World {
             }
             world.nodes.iter().all(|node| node.stopped.is_some())
         });
-        let windows = self.setup.shape.windows;
-        for node in &mut self.nodes {
+        let windows = self.setups.map(|setup| setup.shape.windows);
+        for (node, windows) in self.nodes.iter_mut().zip(windows) {
             assert!(
                 ended,
                 "not stopped: {:?} {:?}",

@@ -6,23 +6,29 @@ use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Ticks;
 use o2poll_soft::{Profile, Weather};
+use o2poll_tests::lend::reclaim;
 use o2poll_tests::{Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 struct Case {
-    setup: Setup,
+    setups: [Setup; 2],
     depth: u16,
     jobs: Vec<Job>,
 }
 
 fn profiles() -> impl Strategy<Value = Profile> {
-    let shapes = (0..5_u8, prop_oneof![Just(1_u32), 2..8_u32, Just(30)]);
+    let shapes = (0..9_u8, prop_oneof![Just(1_u32), 2..8_u32, Just(30)]);
     shapes.prop_map(|(kind, max_sge)| {
-        let mut profile = if kind % 2 == 0 {
-            Profile::frwr()
-        } else {
-            Profile::mlx5()
+        let mut profile = match kind {
+            0 | 4 => Profile::frwr(),
+            1 => Profile::mlx5(),
+            2 => Profile::mlx4(),
+            3 => Profile::windows(),
+            5 => Profile::rxe(),
+            6 => Profile::bare(),
+            7 => Profile::mthca(),
+            _ => Profile::mlx5(),
         };
         if kind == 4 {
             profile.capabilities.max_fragments = 4;
@@ -103,34 +109,64 @@ fn jobs() -> impl Strategy<Value = Job> {
         )
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+/// How a node covers its sinks and reads its sources.
+fn nodes() -> impl Strategy<Value = Setup> {
     (
         profiles(),
-        weathers(),
-        (any::<u64>(), any::<bool>()),
-        1..9_u16,
         prop_oneof![Just(1_u16), Just(2), Just(4), Just(16)],
         prop_oneof![Just(1_usize), Just(2), Just(3), Just(16)],
-        proptest::collection::vec(jobs(), 1..14),
+        0..4_usize,
+        any::<bool>(),
+        prop_oneof![Just(0_u16), Just(1), Just(2), Just(257)],
+        prop_oneof![Just(1_u16), Just(16), Just(257)],
+        prop_oneof![Just(0_u16), Just(1), Just(2), Just(6)],
     )
         .prop_map(
-            |(profile, weather, (seed, kill_keys), depth, writes, windows, jobs)| {
+            |(profile, writes, windows, staging, exposed, on_demand, max_frags, source)| {
                 let mut setup = Setup::new(profile);
                 setup.profile.ack_timeout = 300;
-                setup.weather = weather;
-                setup.seed = seed;
-                setup.kill_keys = kill_keys;
-                setup.memory = 64 << 20;
+                setup.memory = 68 << 20;
+                setup.max_frags = max_frags;
+                setup.registration.expose_arena = exposed;
+                setup.registration.map_on_demand = on_demand;
                 setup.shape.writes_at_once = writes;
-                setup.shape.windows = windows;
+                setup.shape.windows = windows.min(setup.shape.windows);
+                setup.shape.staging = staging;
+                setup.shape.register_source_from = source;
                 setup.shape.entries = 16;
-                Case { setup, depth, jobs }
+                setup
             },
         )
 }
 
-fn run(setup: Setup, depth: u16, jobs: &[Job]) -> World {
-    let mut world = World::new(setup);
+fn cases() -> impl Strategy<Value = Case> {
+    (
+        [nodes(), nodes()],
+        any::<bool>(),
+        weathers(),
+        (any::<u64>(), any::<bool>()),
+        1..9_u16,
+        proptest::collection::vec(jobs(), 1..14),
+    )
+        .prop_map(
+            |([first, second], mixed, weather, (seed, kill_keys), depth, jobs)| {
+                let setups = [first, if mixed { second } else { first }].map(|setup| Setup {
+                    weather,
+                    seed,
+                    kill_keys,
+                    ..setup
+                });
+                Case {
+                    setups,
+                    depth,
+                    jobs,
+                }
+            },
+        )
+}
+
+fn run(setups: [Setup; 2], depth: u16, jobs: &[Job]) -> World {
+    let mut world = World::mixed(setups);
     let connection = world.connect_at(depth);
     Jobs::run(&mut world, connection, jobs, |_| {});
     world
@@ -208,32 +244,48 @@ fn many(cases: u32) -> ProptestConfig {
     }
 }
 
+/// Runs `body` and frees what its worlds stood on.
+#[expect(unsafe_code, reason = "the harness lends what it must take back")]
+fn alone(body: impl FnOnce()) {
+    // SAFETY: the worlds of `body` end in it.
+    unsafe { reclaim(body) };
+}
+
 proptest! {
     #![proptest_config(many(96))]
 
     #[test]
     fn any_traffic_is_byte_exact(case in cases()) {
-        run(case.setup, case.depth, &case.jobs).end();
+        alone(|| {
+            run(case.setups, case.depth, &case.jobs).end();
+        });
     }
 
     #[test]
     fn chains_that_the_device_takes_in_part_lose_and_repeat_nothing(case in cases()) {
-        let mut world = World::new(case.setup);
-        let connection = world.connect_at(case.depth);
-        Jobs::run(&mut world, connection, &case.jobs, fumble(case.setup.seed));
-        world.end();
+        alone(|| {
+            let mut world = World::mixed(case.setups);
+            let connection = world.connect_at(case.depth);
+            let fumble = fumble(case.setups[0].seed);
+            Jobs::run(&mut world, connection, &case.jobs, fumble);
+            world.end();
+        });
     }
 
     #[test]
     fn whatever_happens_each_job_has_one_event_that_is_true(case in cases()) {
-        let mut setup = case.setup;
-        setup.timeout = 3000;
-        setup.abandon = 3000;
-        setup.keepalive = 2500;
-        let mut world = World::new(setup);
-        let connection = world.connect_at(case.depth);
-        let mishaps = mishaps(connection, case.jobs.len(), splitmix(setup.seed));
-        Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
-        world.end();
+        alone(|| {
+            let setups = case.setups.map(|setup| Setup {
+                timeout: 3000,
+                abandon: 3000,
+                keepalive: 2500,
+                ..setup
+            });
+            let mut world = World::mixed(setups);
+            let connection = world.connect_at(case.depth);
+            let mishaps = mishaps(connection, case.jobs.len(), splitmix(setups[0].seed));
+            Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
+            world.end();
+        });
     }
 }

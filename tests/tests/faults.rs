@@ -60,6 +60,51 @@ fn setup(profile: Profile) -> Setup {
     setup
 }
 
+/// What a sink without a key of its own goes through: staging buffers under windows.
+fn staged() -> Setup {
+    let mut setup = setup(Profile::windows());
+    setup.shape.staging = 4;
+    setup
+}
+
+/// Nothing but the key of the arena.
+fn exposed() -> Setup {
+    let mut setup = setup(Profile::bare());
+    setup.registration.expose_arena = true;
+    setup
+}
+
+/// Staging buffers under the key of the arena.
+fn exposed_stages() -> Setup {
+    let mut setup = exposed();
+    setup.max_frags = 1;
+    setup.shape.staging = 2;
+    setup
+}
+
+/// Sources of several pieces are registered.
+fn registered() -> Setup {
+    let mut setup = setup(Profile::frwr());
+    setup.shape.register_source_from = 2;
+    setup
+}
+
+/// Every mechanism.
+fn kinds() -> [Setup; 8] {
+    let mut zero_based = registered();
+    zero_based.profile = setup(Profile::mlx5()).profile;
+    [
+        setup(Profile::frwr()),
+        setup(Profile::mlx5()),
+        setup(Profile::windows()),
+        staged(),
+        exposed(),
+        exposed_stages(),
+        registered(),
+        zero_based,
+    ]
+}
+
 /// Runs `body` and frees what its worlds stood on: there are thousands.
 #[expect(unsafe_code, reason = "the harness lends what it must take back")]
 fn alone<T: Copy>(body: impl FnOnce() -> T) -> T {
@@ -69,12 +114,16 @@ fn alone<T: Copy>(body: impl FnOnce() -> T) -> T {
     result.expect("has run")
 }
 
+/// Addresses and lengths.
+type Pieces = Vec<(u64, usize)>;
+
 /// A run: which node asks for what. Both nodes export one entry, with a place for each transfer.
 struct Run {
     world: World,
     connections: [Handle; 2],
     plan: Vec<(usize, Operation, u32)>,
-    entries: [u64; 2],
+    /// Where each node's entry lies: address and length of its pieces.
+    entries: [Pieces; 2],
     done: usize,
     failed: usize,
 }
@@ -89,17 +138,27 @@ impl Run {
     fn new(mut setup: Setup, plan: &[(usize, Operation, u32)]) -> Self {
         // Each node: its messages, one entry, and what it moves, twice. Every run leaks its memory.
         let messages = setup.shape.sizes().messages * 8192;
-        setup.memory = messages + 3 * (BULK as usize + 16384) * plan.len() + 131072;
+        let staging = setup.shape.staging * ((1 << 20) + 8192);
+        setup.memory = messages + staging + 3 * (BULK as usize + 16384) * plan.len() + 131072;
         let mut world = World::new(setup);
         let connections = world.connect();
         let total = BULK * u32::try_from(plan.len()).unwrap();
         let entries = [0, 1].map(|of| {
-            let memory = world.nodes[of].arena.flat(total, 11);
+            let arena = &mut world.nodes[of].arena;
+            let memory = if scatters(&setup) {
+                let cuts = [BULK / 3, BULK - BULK / 3].repeat(plan.len());
+                arena.list(&cuts, 5, 11)
+            } else {
+                arena.flat(total, 11)
+            };
             memory.write_at(0, &pattern(100 + of, total as usize));
-            let address = memory.pieces()[0].address;
+            let pieces = memory.pieces().iter();
+            let pieces = pieces
+                .map(|piece| (piece.address, piece.length as usize))
+                .collect();
             let options = EntryOptions::PUT | EntryOptions::GET;
             world.export(of, ENTRY, options, memory);
-            address
+            pieces
         });
         Self {
             world,
@@ -111,8 +170,8 @@ impl Run {
         }
     }
 
-    fn pieces(profile: &Profile, length: u32) -> Vec<u32> {
-        if profile.capabilities.max_fragments < 2 || length < 10 {
+    fn pieces(setup: &Setup, length: u32) -> Vec<u32> {
+        if !scatters(setup) || length < 10 {
             return vec![length];
         }
         vec![
@@ -124,9 +183,9 @@ impl Run {
         ]
     }
 
-    fn submit_all(&mut self, profile: &Profile) {
+    fn submit_all(&mut self, setup: &Setup) {
         for (token, (of, operation, length)) in self.plan.clone().into_iter().enumerate() {
-            let pieces = Self::pieces(profile, length);
+            let pieces = Self::pieces(setup, length);
             let memory = self.world.nodes[of].arena.list(&pieces, 3, 5);
             if matches!(operation, Operation::Put { .. }) {
                 memory.write_at(0, &pattern(token, length as usize));
@@ -181,10 +240,13 @@ impl Run {
     /// What lies in the exported memory: a PUT without an ACK says nothing about when it lands.
     fn has_landed(&self) {
         for (token, (of, operation, length)) in self.plan.iter().enumerate() {
-            let address = self.entries[1 - of] + (token * BULK as usize) as u64;
-            let there = self.world.nodes[1 - of]
-                .arena
-                .peek(address, *length as usize);
+            let arena = &self.world.nodes[1 - of].arena;
+            let all = self.entries[1 - of].iter();
+            let there: Vec<u8> = all
+                .flat_map(|(address, length)| arena.peek(*address, *length))
+                .skip(token * BULK as usize)
+                .take(*length as usize)
+                .collect();
             assert!(there == self.expected(token), "{of} {operation:?}");
         }
     }
@@ -223,8 +285,8 @@ impl Run {
         for (of, node) in self.world.nodes.iter().enumerate() {
             let left = node.poller.leftovers();
             assert_eq!(
-                (left.transfers, left.windows, left.events),
-                (0, 0, 1),
+                (left.transfers, left.windows, left.staging, left.events),
+                (0, 0, 0, 1),
                 "{left:?}"
             );
             assert_eq!((left.receives, left.messages), (18, 18), "{left:?}");
@@ -242,8 +304,11 @@ impl Run {
     }
 }
 
-fn profiles() -> [Profile; 3] {
-    [Profile::frwr(), Profile::mlx5(), Profile::windows()]
+/// Whether memory in several pieces can be a sink, and is no key's one range.
+const fn scatters(setup: &Setup) -> bool {
+    setup.profile.capabilities.max_fragments >= 2
+        || setup.shape.staging != 0
+        || setup.registration.expose_arena
 }
 
 /// Every chain of every sequence, cut after every prefix: one transfer at a time.
@@ -254,16 +319,15 @@ fn every_chain_cut_at_every_place() {
 
 fn cut_every_chain() {
     let mut cuts = 0;
-    for profile in profiles() {
+    for setup in kinds() {
         for (operation, length) in KINDS {
             for of in 0..2 {
                 for doorbell in 0.. {
                     let mut longest = 0;
                     for prefix in 0..5 {
                         let cut = alone(|| {
-                            let setup = setup(profile);
                             let mut run = Run::new(setup, &[(0, operation, length)]);
-                            run.submit_all(&setup.profile);
+                            run.submit_all(&setup);
                             let start = run.world.nodes[of].counters.doorbells.get();
                             let mut armed = false;
                             run.drive(100_000, false, |world, _| {
@@ -303,29 +367,32 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
     let plan: Vec<_> = (0..16)
         .map(|n| (n / 8, KINDS[n % 8].0, KINDS[n % 8].1))
         .collect();
-    for doorbell in 0..5 {
-        for prefix in 0..18 {
-            for of in 0..2 {
-                alone(|| {
-                    let setup = setup(Profile::frwr());
-                    let mut run = Run::new(setup, &plan);
-                    run.submit_all(&setup.profile);
-                    let start = run.world.nodes[of].counters.doorbells.get();
-                    run.drive(100_000, false, |world, _| {
-                        let node = &mut world.nodes[of];
-                        if node.counters.doorbells.get() == start + doorbell {
-                            node.poller.nic().faults().accept = Some(prefix);
-                        }
+    for kind in [setup(Profile::frwr()), staged(), registered()] {
+        for doorbell in 0..5 {
+            for prefix in 0..18 {
+                for of in 0..2 {
+                    alone(|| {
+                        let setup = kind;
+                        let mut run = Run::new(setup, &plan);
+                        run.submit_all(&setup);
+                        let start = run.world.nodes[of].counters.doorbells.get();
+                        run.drive(100_000, false, |world, _| {
+                            let node = &mut world.nodes[of];
+                            if node.counters.doorbells.get() == start + doorbell {
+                                node.poller.nic().faults().accept = Some(prefix);
+                            }
+                        });
+                        run.rests();
+                        run.end();
                     });
-                    run.rests();
-                    run.end();
-                });
+                }
             }
         }
     }
 }
 
 /// splitmix64.
+
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -345,11 +412,11 @@ fn chains_cut_and_receives_refused_at_random_all_the_time() {
     for seed in 0..40_u32 {
         alone(|| {
             KILL_KEYS.set(seed % 2 == 1);
-            let mut setup = setup(profiles()[(seed % 3) as usize]);
+            let mut setup = kinds()[(seed / 2 % 8) as usize];
             setup.shape.writes_at_once = 1 + u16::try_from(seed % 5).unwrap();
-            setup.shape.windows = 2 + (seed % 7) as usize;
+            setup.shape.windows = setup.shape.windows.min(2 + (seed % 7) as usize);
             let mut run = Run::new(setup, &mixed(48));
-            run.submit_all(&setup.profile);
+            run.submit_all(&setup);
             let mut random = u64::from(seed);
             run.drive(1_000_000, false, |world, _| {
                 for node in &mut world.nodes {
@@ -402,20 +469,20 @@ enum Blow {
 
 /// At every step of a run one thing goes wrong for good. Every transfer is told exactly once, everything
 /// comes back, and a new connection works.
-fn strike(blow: Blow, stride: usize) {
+fn strike(kind: Setup, blow: Blow, stride: usize) {
     let plan = mixed(32);
     let (mut at, mut failed) = (0, 0);
     loop {
         let (hit, more) = alone(|| {
             let mut failed = 0;
-            let mut setup = setup(Profile::frwr());
+            let mut setup = kind;
             setup.shape.connections = 3;
             setup.profile.ack_timeout = 300;
             setup.timeout = 50_000;
             setup.abandon = 50_000;
             let mut run = Run::new(setup, &plan);
             let connections = run.connections;
-            run.submit_all(&setup.profile);
+            run.submit_all(&setup);
             let mut closed = [false; 2];
             let last = run.drive(1_000_000, true, |world, step| {
                 if step == at {
@@ -445,7 +512,7 @@ fn strike(blow: Blow, stride: usize) {
                     }
                 }
             });
-            let hit = last > at;
+            let hit = last >= at;
             for node in &mut run.world.nodes {
                 let faults = node.poller.nic().faults();
                 (faults.cut, faults.fail) = (None, None);
@@ -464,7 +531,7 @@ fn strike(blow: Blow, stride: usize) {
                 failed += run.failed;
                 run.connections = run.world.connect();
                 (run.done, run.failed) = (0, 0);
-                run.submit_all(&setup.profile);
+                run.submit_all(&setup);
                 run.drive(1_000_000, false, |_, _| {});
                 run.rests();
             }
@@ -484,29 +551,42 @@ fn strike(blow: Blow, stride: usize) {
 #[test]
 fn a_close_at_every_step() {
     both_ways(|| {
-        strike(Blow::Close(0), 2);
-        strike(Blow::Close(1), 3);
+        strike(setup(Profile::frwr()), Blow::Close(0), 2);
+        strike(setup(Profile::frwr()), Blow::Close(1), 3);
     });
 }
 
 #[test]
 fn a_stop_at_every_step() {
-    strike(Blow::Stop(0), 2);
-    strike(Blow::Stop(1), 3);
+    strike(setup(Profile::frwr()), Blow::Stop(0), 2);
+    strike(setup(Profile::frwr()), Blow::Stop(1), 3);
 }
 
 #[test]
 fn a_failed_request_at_every_step() {
     for status in [Status::LocalProtection, Status::Bind, Status::RemoteAccess] {
-        strike(Blow::Fail(0, status), 2);
-        strike(Blow::Fail(1, status), 5);
+        strike(setup(Profile::frwr()), Blow::Fail(0, status), 2);
+        strike(setup(Profile::frwr()), Blow::Fail(1, status), 5);
     }
 }
 
 #[test]
 fn a_cut_cable_at_every_step() {
-    strike(Blow::Cut(0), 3);
-    both_ways(|| strike(Blow::Cut(1), 5));
+    strike(setup(Profile::frwr()), Blow::Cut(0), 3);
+    both_ways(|| strike(setup(Profile::frwr()), Blow::Cut(1), 5));
+}
+
+/// The same, while data is in staging buffers, under the key of the arena, or read through a source's own key.
+#[test]
+fn what_goes_wrong_for_good_at_every_step_of_the_other_mechanisms() {
+    for kind in [staged(), exposed(), exposed_stages(), registered()] {
+        for of in 0..2 {
+            strike(kind, Blow::Close(of), 5);
+            strike(kind, Blow::Stop(of), 7);
+            strike(kind, Blow::Fail(of, Status::RemoteAccess), 7);
+            strike(kind, Blow::Cut(of), 9);
+        }
+    }
 }
 
 /// The k-th request of a run fails, for every k.
@@ -525,7 +605,7 @@ fn fail_every_request() {
                 setup.abandon = 20_000;
                 let mut run = Run::new(setup, &plan);
                 let connections = run.connections;
-                run.submit_all(&setup.profile);
+                run.submit_all(&setup);
                 run.world.nodes[of].poller.nic().faults().fail = Some((k, Status::LocalOperation));
                 let mut told = false;
                 run.drive(1_000_000, true, |world, _| {
@@ -557,14 +637,14 @@ fn small_pools_slow_everything_down_and_stop_nothing() {
             for wire in [16, 256] {
                 alone(|| {
                     let mut setup = setup(Profile::frwr());
-                    setup.shape.windows = windows;
+                    setup.shape.windows = setup.shape.windows.min(windows);
                     setup.shape.waiting = waiting;
                     setup.shape.entries = 1;
                     setup.shape.connections = 1;
                     let plan = mixed(40);
                     setup.wire = wire;
                     let mut run = Run::new(setup, &plan);
-                    run.submit_all(&setup.profile);
+                    run.submit_all(&setup);
                     run.drive(1_000_000, false, |_, _| {});
                     run.rests();
                     run.end();
@@ -628,13 +708,13 @@ fn a_full_event_ring_holds_everything_back_and_loses_nothing() {
 #[test]
 fn a_timeout_in_every_phase() {
     // So short that everything times out somewhere.
-    for timeout in 1..60 {
+    for (timeout, kind) in (1..60).flat_map(|timeout| timeouts().map(|kind| (timeout, kind))) {
         alone(|| {
-            let mut setup = setup(Profile::frwr());
+            let mut setup = kind;
             setup.timeout = timeout;
             setup.abandon = 100_000;
             let mut run = Run::new(setup, &mixed(32));
-            run.submit_all(&setup.profile);
+            run.submit_all(&setup);
             for _ in 0..3000 {
                 run.world.step();
                 for node in &mut run.world.nodes {
@@ -656,4 +736,8 @@ fn a_timeout_in_every_phase() {
             run.end();
         });
     }
+}
+
+fn timeouts() -> [Setup; 4] {
+    [setup(Profile::frwr()), staged(), exposed(), registered()]
 }

@@ -51,6 +51,8 @@ const fn shape(queue_depth: u16, writes_at_once: u16) -> Shape {
         writes_at_once,
         waiting: 0,
         windows: 2 * queue_depth as usize,
+        staging: 0,
+        register_source_from: 0,
         entries: 4,
     }
 }

@@ -12,7 +12,7 @@ use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{
     Burst, Completion, LKey, Mechanisms, Nic as _, Qp, ReceiveQueue, Rights, SendWr, Sge, WrId,
 };
-use o2poll_dataplane::registration::{Descriptor, Free, Scratch};
+use o2poll_dataplane::registration::{Choices, Descriptor, Free, Scratch, Settings};
 use o2poll_soft::{Limits, Profile, QueuePair, Window, loopback};
 
 use super::Spec;
@@ -66,6 +66,7 @@ struct Bench {
     message: Sge,
     receive: Sge,
     free: Free<'static>,
+    choices: Choices,
     scratch: Scratch,
     lists: Lists,
     burst: Burst,
@@ -98,6 +99,7 @@ impl Bench {
         device
             .receive(ReceiveQueue::Of(far), WrId(2), receive)
             .expect("room");
+        let choices = Choices::new(device.capabilities(), Settings::PRIVATE, 257, false);
         Self {
             device,
             near,
@@ -108,6 +110,7 @@ impl Bench {
             },
             receive,
             free,
+            choices,
             scratch: Scratch::new(),
             lists: Lists::new(&mut ground, lkey, pieces, length),
             burst: Burst::new(),
@@ -120,10 +123,14 @@ impl Bench {
         let length = u32::try_from(list.length()).expect("below 4 GiB");
         let mut descriptor = self.free.take().expect("64 for one");
         let capabilities = *self.device.capabilities();
-        let (_, layout) = self
-            .scratch
-            .lay_out_list(&capabilities, list, 0, length)
+        let chosen = self
+            .choices
+            .choose_for(&mut self.scratch, list, 0, length)
             .expect("a shape that this device takes");
+        let layout = self
+            .scratch
+            .lay_out(chosen.mechanism, &capabilities, list, 0, length)
+            .expect("as chosen");
         let base = list
             .slice(0, length)
             .next()

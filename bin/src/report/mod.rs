@@ -1,6 +1,6 @@
 //! What a run found out: one value, as a table for people and as JSON for machines.
 
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 
@@ -186,6 +186,14 @@ pub struct NodeLine {
     pub nid: String,
     /// Registrations by fragment list, page list and window.
     pub registrations: [u64; 3],
+    /// Sinks that peers wrote into under the key of the arena.
+    pub by_arena_key: u64,
+    /// Sinks whose data came through a staging buffer.
+    pub staged: u64,
+    /// Sinks that no mechanism covered: refused.
+    pub unmappable: u64,
+    /// Sources registered for the node's own device.
+    pub registered_sources: u64,
     /// Keys killed by the node's own invalidate.
     pub invalidations: u64,
     /// Keys killed by a peer's SEND_WITH_INV.
@@ -471,6 +479,10 @@ impl NodeLine {
                 counters.page_lists.get(),
                 counters.windows.get(),
             ],
+            by_arena_key: counters.arenas.get(),
+            staged: counters.stagings.get(),
+            unmappable: counters.unmappable.get(),
+            registered_sources: counters.source_lists.get(),
             invalidations: counters.invalidations.get(),
             remote_invalidations: counters.remote_invalidations.get(),
             keys_alive: node.keys_alive.max(counters.keys_alive.get()).max(device),
@@ -502,6 +514,7 @@ fn left_over(left: &Leftovers) -> Vec<(&'static str, u64)> {
         ("entries", left.entries),
         ("message buffers", left.messages),
         ("windows", left.windows),
+        ("staging buffers", left.staging),
         ("events", left.events),
     ]
     .into_iter()

@@ -118,6 +118,9 @@ impl Report {
         let mut table = Table::new(&[
             "node",
             "registrations",
+            "arena key",
+            "staged",
+            "refused",
             "invalidations",
             "by the peer",
             "rebuilt",
@@ -137,6 +140,9 @@ impl Report {
             table.row(vec![
                 node.nid.clone(),
                 node.registrations.iter().sum::<u64>().to_string(),
+                node.by_arena_key.to_string(),
+                node.staged.to_string(),
+                node.unmappable.to_string(),
                 node.invalidations.to_string(),
                 node.remote_invalidations.to_string(),
                 node.windows_rebuilt.to_string(),
@@ -165,18 +171,18 @@ impl Report {
 }
 
 /// Rows of text; the first column is aligned left, the others right.
-pub(super) struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    pub(super) fn new(head: &[&str]) -> Self {
+    pub(crate) fn new(head: &[&str]) -> Self {
         Self {
             rows: vec![head.iter().map(|cell| (*cell).to_owned()).collect()],
         }
     }
 
-    pub(super) fn row(&mut self, cells: Vec<String>) {
+    pub(crate) fn row(&mut self, cells: Vec<String>) {
         self.rows.push(cells);
     }
 }

@@ -62,6 +62,10 @@ fn report() -> Report {
         nodes: vec![NodeLine {
             nid: String::from("10.0.0.1@o2ib"),
             registrations: [7, 0, 0],
+            by_arena_key: 0,
+            staged: 0,
+            unmappable: 0,
+            registered_sources: 0,
             invalidations: 6,
             remote_invalidations: 1,
             keys_alive: 0,

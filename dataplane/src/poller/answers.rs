@@ -135,7 +135,9 @@ impl<N: Nic> Poller<'_, N> {
         }
         transfer.outcome = outcome;
         let alive = transfer.window.as_ref();
-        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive);
+        // What was staged is copied when its turn comes, and not before its invalidate's would have.
+        let dead = !alive.is_some_and(crate::registration::Descriptor::may_be_alive)
+            && transfer.stage.is_none();
         if input == Input::GetDone {
             transfer.reserved = false;
         }
@@ -245,18 +247,9 @@ impl<N: Nic> Poller<'_, N> {
             }
             return Ok(then);
         }
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return Ok(REPOST);
-        };
-        // For a small GET nobody checked yet whether a window could cover its memory.
-        let mappable = match &transfer.place {
-            Place::Own(memory) => {
-                let pieces = memory.slice(0, header.payload_length);
-                self.scratch.lay_out(&self.capabilities, pieces).is_some()
-            }
-            _ => false,
-        };
-        if !mappable {
+        let length = header.payload_length;
+        let Ok(mechanism) = self.choose_own(handle, length) else {
+            self.counters.unmappable.add(u64::from(!again));
             let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);
             if !matches!(then, Then::HoldReply) {
                 if let Some(transfer) = self.transfers.get_mut(handle) {
@@ -265,13 +258,16 @@ impl<N: Nic> Poller<'_, N> {
                 self.apply(handle, Input::Reply);
             }
             return Ok(then);
-        }
-        let Some(window) = self.windows.take(true) else {
+        };
+        let Some(cover) = self.take_cover(connection, mechanism, length, true) else {
             return Ok(Then::HoldReply);
         };
-        transfer.window = Some(window);
-        transfer.cookie = cookie;
-        transfer.length = header.payload_length;
+        if let Some(transfer) = self.transfers.get_mut(handle) {
+            transfer.window = cover.window;
+            transfer.stage = cover.stage;
+            transfer.cookie = cookie;
+            transfer.length = length;
+        }
         self.apply(handle, Input::ReplyRequest);
         Ok(REPOST)
     }

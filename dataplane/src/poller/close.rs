@@ -57,6 +57,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some(window) = state.window.take() {
             self.windows.give(window, false);
         }
+        if let Some(stage) = state.stage.take() {
+            self.stages.give(stage, false);
+        }
         // The data has landed: the application is told now, and the ACK goes its own way.
         self.landed(handle);
         self.apply(handle, Input::Admitted);
@@ -123,9 +126,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         let place = core::mem::replace(&mut transfer.place, Place::Nothing);
         let sink = core::mem::replace(&mut transfer.sink, Sink::None);
         let (window, message) = (transfer.window.take(), transfer.message.take());
+        let stage = transfer.stage.take();
         self.transfers.discard(handle);
         if let Some(window) = window {
             self.windows.give(window, role.is_own());
+        }
+        if let Some(stage) = stage {
+            self.stages.give(stage, role.is_own());
         }
         if let Some(message) = message {
             self.messages.give(message.into_buffer());
@@ -191,6 +198,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.credited,
             &mut state.answers,
             &mut state.invalidates,
+            &mut state.copies,
         ] {
             if self.transfers.unlink(queue, handle) {
                 return;
@@ -220,6 +228,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.credited,
             &mut state.answers,
             &mut state.invalidates,
+            &mut state.copies,
         ] {
             *queue = Queue::new();
         }
@@ -255,10 +264,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             {
                 transfer.queued = false;
                 // Where only the key had still to die, what was moved was moved.
-                let landed = matches!(
-                    transfer.phase,
-                    Phase::Invalidate | Phase::Invalidating | Phase::Settling
-                );
+                // Not so what is still in a staging buffer.
+                let landed = match transfer.phase {
+                    Phase::Invalidate | Phase::Invalidating => transfer.stage.is_none(),
+                    Phase::Settling => true,
+                    _ => false,
+                };
                 if transfer.outcome.is_ok() && !landed {
                     transfer.outcome = Err(Error::ConnectionClosed);
                 }
@@ -295,7 +306,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             if transfer.connection != connection || transfer.phase == Phase::Rebuilding {
                 continue;
             }
-            let own = transfer.role.is_own();
+            let (own, granted) = (transfer.role.is_own(), transfer.role.is_sink());
             match &transfer.window {
                 Some(window) if window.may_be_alive() => {
                     if self.ends.reports.free() == 0 {
@@ -313,7 +324,9 @@ impl<'a, N: Nic> Poller<'a, N> {
                         });
                     } else {
                         // The device does not know it (any more): no key of it can be alive.
-                        self.key_died();
+                        if granted {
+                            self.key_died();
+                        }
                         self.end(handle);
                     }
                 }

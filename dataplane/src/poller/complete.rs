@@ -39,7 +39,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 return;
             }
             Kind::Noop | Kind::Drain => Some(handle),
-            Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate => {
+            Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate | Kind::Fence => {
                 self.transfers.get(handle).map(|state| state.connection)
             }
         };
@@ -103,7 +103,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         state.in_flight = state.in_flight.saturating_sub(1);
         let empty = state.in_flight == 0;
         let is_over = state.abandoned.is_some();
-        let mut killed = false;
+        let (mut killed, mut fenced) = (false, false);
+        let is_sink = state.role.is_sink();
         match kind {
             Kind::Send => state.message = state.message.take().map(|message| message.home()),
             Kind::Invalidate if !failed => {
@@ -111,7 +112,12 @@ impl<'a, N: Nic> Poller<'a, N> {
                     window.dead();
                     killed = true;
                 }
+                // A source has no more use for it.
+                if !is_sink && let Some(window) = state.window.take() {
+                    self.windows.give(window, state.role.is_own());
+                }
             }
+            Kind::Fence => fenced = !failed,
             Kind::Invalidate
             | Kind::Write
             | Kind::Register
@@ -121,8 +127,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         if killed {
             self.counters.invalidations.add(1);
-            self.key_died();
-            self.apply(handle, Input::Dead);
+            if is_sink {
+                self.key_died();
+            }
+        }
+        if killed || fenced {
+            self.died(handle);
         }
         if empty {
             self.apply(handle, Input::Completed);
@@ -185,6 +195,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Step::Invalidate => self.enqueue(connection, handle),
+            Step::Copy => self.enqueue_copy(connection, handle),
             Step::Finish => self.finish(handle),
             Step::Violation => self.close(connection, Reason::UnexpectedAnswer),
         }
@@ -208,7 +219,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Into the queue of what needs no credit.
-    fn enqueue(&mut self, connection: Handle, handle: Handle) {
+    pub(super) fn enqueue(&mut self, connection: Handle, handle: Handle) {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };

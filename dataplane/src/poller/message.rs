@@ -4,11 +4,12 @@
 use super::Poller;
 use super::record::What;
 use super::send::link_of;
+use super::sink::{describe, source_region};
 use crate::memory::PageList;
-use crate::nic::{Nic, Qp, Remote, Rights, SendWr, Sge};
+use crate::nic::{Nic, Qp, RKey, Remote, SendWr, Sge};
 use crate::pool::{Handle, Kind, Pool, pack, pack_write};
 use crate::portal::Attached;
-use crate::registration::Mechanism;
+use crate::registration::Scratch;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
 use crate::wire::{
@@ -25,53 +26,6 @@ const PING_AT: u32 = 2048;
 const WRITES_AT_ONCE: u16 = 16;
 
 impl<N: Nic> Poller<'_, N> {
-    /// Puts the transfer's key over its memory, if that is not done yet. False if no mechanism can.
-    pub(super) fn register(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return false;
-        };
-        let link = link_of(What::Register, handle, transfer);
-        let length = transfer.length;
-        let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
-            return false;
-        };
-        let Some((mechanism, layout)) =
-            self.scratch
-                .lay_out_list(&self.capabilities, list, offset, length)
-        else {
-            return false;
-        };
-        let base = base_of(list, offset, length, self.capabilities.zero_based);
-        let Some(window) = transfer.window.as_mut() else {
-            return false;
-        };
-        if !window.needs_register() {
-            return true;
-        }
-        window.name();
-        let id = pack(Kind::Register, handle);
-        let wr = SendWr::Register {
-            region: window.region(),
-            key: window.key(),
-            rights: Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
-            base,
-            length,
-            layout,
-        };
-        self.nic.queue(qp, id, false, wr);
-        window.registered();
-        let counter = match mechanism {
-            Mechanism::FragmentList => &self.counters.fragment_lists,
-            Mechanism::PageList => &self.counters.page_lists,
-            Mechanism::Window => &self.counters.windows,
-        };
-        counter.add(1);
-        let alive = self.counters.keys_alive.get();
-        self.counters.keys_alive.set(alive.saturating_add(1));
-        self.link(connection, link, id);
-        true
-    }
-
     /// WRITEs, as many as may be posted at a time, and the DONE behind the last of them.
     pub(super) fn data(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
         let (max_sge, writes) = {
@@ -90,7 +44,8 @@ impl<N: Nic> Poller<'_, N> {
                 writes.min(WRITES_AT_ONCE),
             )
         };
-        let room = room.saturating_sub(1);
+        let is_new = self.register_source(connection, qp, handle);
+        let room = room.saturating_sub(1).saturating_sub(usize::from(is_new));
         let mut posted = 0_usize;
         loop {
             let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -99,6 +54,13 @@ impl<N: Nic> Poller<'_, N> {
             if transfer.cursor.written >= transfer.length {
                 break;
             }
+            // The REGISTER is on the send queue until the first WRITEs are done.
+            let is_source = transfer.window.is_some();
+            let writes = if is_source && transfer.cursor.writes < writes {
+                writes.saturating_add(1)
+            } else {
+                writes
+            };
             if posted >= room || transfer.in_flight >= writes {
                 // The rest goes when these are done; the last of them was signalled.
                 return;
@@ -112,10 +74,19 @@ impl<N: Nic> Poller<'_, N> {
             let mut bytes = 0_u32;
             let from = transfer.cursor.written;
             if let Some((list, offset)) = memory_of(&transfer.place, &self.entries) {
-                let from = offset.saturating_add(u64::from(from));
-                for piece in list.slice(from, most_bytes).take(max_sge) {
-                    bytes = bytes.saturating_add(piece.length);
-                    let _ = pieces.push(piece);
+                let zero_based = self.capabilities.zero_based;
+                if let Some(region) = source_region(transfer, list, offset, zero_based) {
+                    bytes = most_bytes.min(region.length);
+                    let _ = pieces.push(Sge {
+                        length: bytes,
+                        ..region
+                    });
+                } else {
+                    let from = offset.saturating_add(u64::from(from));
+                    for piece in list.slice(from, most_bytes).take(max_sge) {
+                        bytes = bytes.saturating_add(piece.length);
+                        let _ = pieces.push(piece);
+                    }
                 }
             } else if let (Place::Ping, Some(Slot::Home(buffer))) =
                 (&transfer.place, &mut transfer.message)
@@ -158,7 +129,9 @@ impl<N: Nic> Poller<'_, N> {
         };
         transfer.outcome = Ok(transfer.cursor.written);
         let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
-        self.message(connection, qp, handle, true, false);
+        let is_registered = transfer.window.is_some();
+        // Where an invalidate follows, that tells of all.
+        self.message(connection, qp, handle, !is_registered, false);
         self.apply(
             handle,
             if wants_ack {
@@ -167,6 +140,14 @@ impl<N: Nic> Poller<'_, N> {
                 Input::PostedLast
             },
         );
+        if is_registered
+            && let Some(state) = self.connections.get_mut(connection)
+            && let Some(transfer) = self.transfers.get_mut(handle)
+            && !transfer.queued
+        {
+            transfer.queued = true;
+            self.transfers.push_back(&mut state.invalidates, handle);
+        }
     }
 
     /// Builds the transfer's next message in its buffer and puts it on the chain.
@@ -205,7 +186,14 @@ impl<N: Nic> Poller<'_, N> {
             zero_based: self.capabilities.zero_based,
             ping: &self.ping,
         };
-        let length = build(transfer, &self.entries, &envelope, &context, buffer.bytes());
+        let length = build(
+            transfer,
+            &self.entries,
+            &envelope,
+            &context,
+            &mut self.scratch,
+            buffer.bytes(),
+        );
         let posted = buffer.post();
         let id = pack(Kind::Send, handle);
         let wr = SendWr::Send {
@@ -219,7 +207,7 @@ impl<N: Nic> Poller<'_, N> {
 }
 
 /// The list that holds a transfer's memory, and where in it that begins.
-fn memory_of<'t, 'a>(
+pub(super) fn memory_of<'t, 'a>(
     place: &'t Place<'a>,
     entries: &'t Pool<'_, Attached<'a>>,
 ) -> Option<(&'t PageList<'a>, u64)> {
@@ -232,7 +220,7 @@ fn memory_of<'t, 'a>(
 
 /// Address of the first byte in the key's address space. The address that goes to the peer is exactly
 /// the registered one (LU-9500).
-fn base_of(list: &PageList<'_>, offset: u64, length: u32, zero_based: bool) -> u64 {
+pub(super) fn base_of(list: &PageList<'_>, offset: u64, length: u32, zero_based: bool) -> u64 {
     if zero_based {
         return 0;
     }
@@ -287,6 +275,7 @@ fn build<'a>(
     entries: &Pool<'_, Attached<'a>>,
     envelope: &Envelope,
     context: &Context<'_>,
+    scratch: &mut Scratch,
     to: &mut [u8; 4096],
 ) -> u32 {
     let cookie = context.handle.to_bits();
@@ -306,20 +295,12 @@ fn build<'a>(
     if let Some(body) = done {
         return encode(envelope, body, to);
     }
-    let asks_sink = transfer.phase == Phase::Answer || transfer.role == Role::Get && transfer.bulk;
-    let fragment = [Fragment {
-        length: transfer.length,
-        address: memory_of(&transfer.place, entries)
-            .filter(|_| asks_sink)
-            .map_or(0, |(list, offset)| {
-                base_of(list, offset, transfer.length, context.zero_based)
-            }),
-    }];
-    let key = transfer
-        .window
-        .as_ref()
-        .map(crate::registration::Descriptor::key);
-    let sink = Descriptor::new(key.unwrap_or_default(), &fragment);
+    let mut one = [Fragment::default()];
+    let sink = if transfer.role.is_sink() && transfer.mechanism.is_some() {
+        describe(transfer, entries, context.zero_based, scratch, &mut one)
+    } else {
+        Descriptor::new(RKey::default(), &[])
+    };
     if transfer.phase == Phase::Answer {
         let body = Body::PutAck {
             source_cookie: transfer.cookie,

@@ -12,18 +12,19 @@ mod receive;
 mod record;
 mod requests;
 mod send;
+mod sink;
 mod submit;
 
 pub use crate::connection::Reason;
 use crate::connection::{Connection, Credits};
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
-use crate::memory::{Buffer, Posted};
+use crate::memory::{Buffer, Copier, Posted, Range};
 use crate::nic::{Capabilities, Fault, Nic, WrId};
 use crate::peer::Terms;
 use crate::pool::{Handle, Pool, Queue, Slot};
 use crate::portal::Attached;
-use crate::registration::{Descriptor, Scratch};
+use crate::registration::{Descriptor, STAGE_BYTES, Scratch, Settings, Stages};
 use crate::ring::{Consumer, Producer};
 use crate::time::{Instant, Ticks};
 use crate::transfer::Transfer;
@@ -127,6 +128,8 @@ pub struct Leftovers {
     pub messages: usize,
     /// Windows not in the free ring.
     pub windows: usize,
+    /// Staging buffers that a transfer holds.
+    pub staging: usize,
     /// Event slots reserved.
     pub events: usize,
 }
@@ -154,6 +157,9 @@ pub struct Storage<'a> {
     pub receives: &'a mut [Slot<Receive<'a>>],
     /// The free ring of windows.
     pub regions: &'a mut [Option<Descriptor>],
+    /// Staging buffers of [`STAGE_BYTES`], all present at the start, registered with the device; each begins on a
+    /// page. Exposed ones serve a device that has nothing but the arena's key.
+    pub staging: &'a mut [Option<Range<'a>>],
     /// Exported memory.
     pub entries: &'a mut [Slot<crate::portal::Attached<'a>>],
     /// Message buffers, all present at the start.
@@ -177,6 +183,11 @@ pub struct Shape {
     pub waiting: usize,
     /// Windows.
     pub windows: usize,
+    /// Staging buffers (`staging`).
+    pub staging: usize,
+    /// From how many ranges on a source is registered, on a device that can
+    /// ([`SOURCE_CROSSOVER`](crate::registration::SOURCE_CROSSOVER)); 0: never. Costs two work requests per transfer.
+    pub register_source_from: u16,
     /// Exported entries.
     pub entries: usize,
 }
@@ -192,6 +203,8 @@ pub struct Sizes {
     pub receives: usize,
     /// [`Storage::regions`].
     pub regions: usize,
+    /// [`Storage::staging`].
+    pub staging: usize,
     /// [`Storage::entries`].
     pub entries: usize,
     /// [`Storage::messages`].
@@ -210,12 +223,14 @@ impl Shape {
     /// Work requests of one connection: own transfers, the peers', two NOOPs and one to drain.
     ///
     /// A GET of ours is REGISTER, SEND, INVALIDATE; a PUT of ours PUT_REQ, `w` WRITEs, DONE. A peer's
-    /// PUT is REGISTER, PUT_ACK, INVALIDATE; its GET `w` WRITEs, DONE.
+    /// PUT is REGISTER, PUT_ACK, INVALIDATE; its GET `w` WRITEs, DONE. Where sources are registered, REGISTER and
+    /// INVALIDATE stand around the `w` WRITEs and their DONE.
     #[must_use]
     pub fn send_wr(&self) -> u32 {
         let (depth, writes) = (u32::from(self.queue_depth), u32::from(self.writes_at_once));
-        let own = writes.saturating_add(2).max(3);
-        let peer = writes.saturating_add(1).max(3);
+        let source = if self.register_source_from == 0 { 0 } else { 2 };
+        let own = writes.saturating_add(2).saturating_add(source).max(3);
+        let peer = writes.saturating_add(1).saturating_add(source).max(3);
         depth
             .saturating_mul(own.saturating_add(peer))
             .saturating_add(3)
@@ -239,6 +254,7 @@ impl Shape {
             transfers: shares.saturating_add(self.waiting),
             receives,
             regions: self.windows,
+            staging: self.staging,
             entries: self.entries,
             messages: receives
                 .saturating_add(shares)
@@ -272,6 +288,8 @@ pub struct Limits {
     pub keepalive: Ticks,
     /// What is to be held.
     pub shape: Shape,
+    /// What of memory peers may be shown.
+    pub registration: Settings,
 }
 
 /// Lent storage that is shorter than [`Shape::sizes`] says.
@@ -338,6 +356,10 @@ pub struct Poller<'a, N: Nic> {
     entries: Pool<'a, Attached<'a>>,
     messages: Stack<'a>,
     windows: Windows<'a>,
+    stages: Stages<'a>,
+    /// From how many ranges on a source is registered.
+    source_from: usize,
+    copier: Copier,
     record: Record<'a>,
     /// Entries, in the order in which they were attached.
     attached: Queue,
@@ -377,6 +399,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             ("transfers", storage.transfers.len(), sizes.transfers),
             ("receives", storage.receives.len(), sizes.receives),
             ("regions", storage.regions.len(), sizes.regions),
+            ("staging", whole(storage.staging), sizes.staging),
             ("entries", storage.entries.len(), sizes.entries),
             ("messages", storage.messages.len(), sizes.messages),
             ("sends", storage.sends.len(), sizes.sends),
@@ -422,6 +445,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             entries: Pool::new(storage.entries),
             messages: Stack::new(storage.messages),
             windows: Windows::new(storage.regions),
+            stages: Stages::new(storage.staging),
+            source_from: sink::source_from(
+                limits.shape.register_source_from,
+                &capabilities,
+                limits.shape.writes_at_once,
+            ),
+            copier: Copier::default(),
             record: Record::new(storage.sends, sizes.send_wr),
             attached: Queue::new(),
             listed: Queue::new(),
@@ -437,6 +467,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             limits,
             ends,
         })
+    }
+
+    /// Copies out of staging buffers another way from now on.
+    pub const fn set_copier(&mut self, copier: Copier) {
+        self.copier = copier;
     }
 
     /// One turn of the loop. Never blocks.
@@ -474,6 +509,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             entries: self.entries.len(),
             messages: self.messages.missing(),
             windows: self.windows.missing(),
+            staging: self.stages.missing(),
             events: self.events_due,
         }
     }
@@ -517,4 +553,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         // Room was reserved and only this core puts events in.
         let _ = self.ends.events.push(event);
     }
+}
+
+/// Staging buffers that are long enough.
+fn whole(buffers: &[Option<Range<'_>>]) -> usize {
+    buffers
+        .iter()
+        .flatten()
+        .filter(|range| range.sge().length >= STAGE_BYTES)
+        .count()
 }

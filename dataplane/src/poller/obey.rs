@@ -26,11 +26,12 @@ impl<N: Nic> Poller<'_, N> {
                     token,
                 } => self.adopt(qp, terms, accepted, token, now),
                 Order::Establish { connection, terms } => {
+                    let choices = self.choices(&terms);
                     if let Some(state) = self.connections.get_mut(connection)
                         && state.state != State::Closing
                     {
                         if state.state == State::Adopted {
-                            state.settle(terms);
+                            state.settle(terms, choices);
                         } else {
                             // Messages, and their credits, may have moved already.
                             state.state = State::Established;
@@ -73,7 +74,8 @@ impl<N: Nic> Poller<'_, N> {
         } else {
             State::Adopted
         };
-        let connection = Connection::new(name, terms, state, token, now);
+        let choices = self.choices(&terms);
+        let connection = Connection::new(name, terms, choices, state, token, now);
         let Ok(connection) = self.connections.insert(connection) else {
             return;
         };
@@ -113,13 +115,13 @@ impl<N: Nic> Poller<'_, N> {
             }
         }
         if let Some(transfer) = of
-            && self
-                .transfers
-                .get(transfer)
-                .is_some_and(|state| state.phase == Phase::Rebuilding)
+            && let Some(state) = self.transfers.get(transfer)
+            && state.phase == Phase::Rebuilding
         {
             // The old window is destroyed, and its key with it.
-            self.key_died();
+            if state.role.is_sink() {
+                self.key_died();
+            }
             self.end(transfer);
         }
     }

@@ -265,7 +265,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             {
                 window.dead();
                 self.counters.remote_invalidations.add(1);
-                self.key_died();
+                if transfer.role.is_sink() {
+                    self.key_died();
+                }
             }
         }
     }

@@ -75,6 +75,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             place: Place::Nothing,
             length: 0,
             window: None,
+            mechanism: None,
+            stage: None,
             message: None,
             cookie: 0,
             sink: Sink::None,
@@ -345,18 +347,18 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Nothing to be written: PUT_NAK with status 0, and the PUT has succeeded.
             transfer.role = Role::Nak(0);
         } else {
-            let mappable = self.entries.get(found.entry).is_some_and(|attached| {
-                let list = &*attached.entry.memory;
-                self.scratch
-                    .can_lay_out(&self.capabilities, list, found.offset, found.length)
-            });
-            if !mappable {
+            let chosen = self.choose_in(connection, found.entry, found.offset, found.length);
+            let Ok(mechanism) = chosen else {
+                self.counters.unmappable.add(u64::from(!again));
                 return self.refuse(connection, Role::Nak(EPROTONOSUPPORT), cookie, again, now);
-            }
-            let Some(window) = self.windows.take(false) else {
+            };
+            let cover = self.take_cover(connection, mechanism, found.length, false);
+            let Some(cover) = cover else {
                 return Ok(Then::Hold);
             };
-            transfer.window = Some(window);
+            transfer.mechanism = Some(mechanism);
+            transfer.window = cover.window;
+            transfer.stage = cover.stage;
         }
         transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
         portal::engage(&mut self.entries, &found);

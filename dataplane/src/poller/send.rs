@@ -2,6 +2,7 @@
 //! NOOP; one doorbell for all of it.
 
 use super::record::{CHAIN, Link, What};
+use super::sink::Cover;
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
@@ -9,7 +10,7 @@ use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, Message};
+use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
 impl<N: Nic> Poller<'_, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
@@ -40,13 +41,16 @@ impl<N: Nic> Poller<'_, N> {
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = 0_u32;
+        let mut work = self.copy_slices(connection);
+        let Some(state) = self.connections.get(connection) else {
+            return work;
+        };
         let qp = state.qp;
         let held = !state.held.is_empty() || !state.held_replies.is_empty();
         let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
         if reposts || held || waiting {
             if reposts {
-                work = self.retry_reposts(connection);
+                work = work.saturating_add(self.retry_reposts(connection));
             }
             if held {
                 work = work.saturating_add(self.take_held(connection, now));
@@ -128,14 +132,42 @@ impl<N: Nic> Poller<'_, N> {
             // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
             // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
-            if self.messages.is_empty() || (is_sink && !self.windows.has(true)) {
+            let length = transfer.length;
+            let mut cover = Cover {
+                window: None,
+                stage: None,
+            };
+            if self.messages.is_empty() {
                 self.counters.waits.add(1);
                 return;
             }
-            transfer.message = self.messages.take().map(Slot::Home);
-            if is_sink {
-                transfer.window = self.windows.take(true);
+            // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+            if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
+                let Ok(mechanism) = self.choose_own(handle, length) else {
+                    self.counters.unmappable.add(1);
+                    if let Some(state) = self.connections.get_mut(connection) {
+                        self.transfers.pop_front(&mut state.waiting);
+                    }
+                    self.refuse_own(handle);
+                    continue;
+                };
+                if is_sink {
+                    let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
+                        self.counters.waits.add(1);
+                        return;
+                    };
+                    cover = taken;
+                }
             }
+            let (Some(state), Some(transfer)) = (
+                self.connections.get_mut(connection),
+                self.transfers.get_mut(handle),
+            ) else {
+                return;
+            };
+            transfer.message = self.messages.take().map(Slot::Home);
+            transfer.window = cover.window;
+            transfer.stage = cover.stage;
             transfer.admitted = true;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
@@ -170,7 +202,10 @@ impl<N: Nic> Poller<'_, N> {
             // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
             // one, with an invalidate in hand.
             let step = match (invalidate, answer.or(request)) {
-                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                (None, Some(handle)) => {
+                    let registers = self.source_from != usize::MAX;
+                    step_of(self.transfers.get(handle), registers)
+                }
                 _ => 1,
             };
             if room < step {
@@ -216,10 +251,16 @@ impl<N: Nic> Poller<'_, N> {
     }
 
     fn invalidate(&mut self, connection: Handle, qp: Qp, handle: Handle) {
+        let are_killed = self.is_told(connection);
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
         transfer.queued = false;
+        if transfer.phase == Phase::Data {
+            // The DONE of a registered source was not taken: that goes first.
+            self.enqueue(connection, handle);
+            return;
+        }
         let link = link_of(What::Invalidate, handle, transfer);
         let Some(window) = transfer
             .window
@@ -227,10 +268,13 @@ impl<N: Nic> Poller<'_, N> {
             .filter(|window| window.needs_invalidate())
         else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
-            let in_flight = transfer.in_flight != 0;
-            self.apply(handle, Input::Dead);
-            if in_flight && !self.is_told(connection) {
+            // A source's key is for our own device, and no DONE kills it.
+            let is_told = transfer.role.is_sink() && are_killed;
+            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
                 self.fence(connection, qp, handle);
+                self.apply(handle, Input::PostedInvalidate);
+            } else {
+                self.died(handle);
             }
             return;
         };
@@ -256,7 +300,7 @@ impl<N: Nic> Poller<'_, N> {
             return;
         };
         let link = link_of(What::Fence, handle, transfer);
-        let id = pack(Kind::Write, handle);
+        let id = pack(Kind::Fence, handle);
         let wr = SendWr::Write {
             local: &[],
             remote: Remote {
@@ -283,8 +327,8 @@ impl<N: Nic> Poller<'_, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows tells that this is done, too.
-                    let told = self.is_told(connection);
+                    // The invalidate that follows where there is a window tells that this is done, too.
+                    let told = self.is_alone(handle) || self.is_told(connection);
                     self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
@@ -311,10 +355,10 @@ impl<N: Nic> Poller<'_, N> {
         let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
         let is_sink = role == Role::Get && bulk;
         if is_sink {
-            // Checked when it was submitted.
+            // What was chosen for it when it was admitted covers it.
             self.register(connection, qp, handle);
         }
-        let told = !is_sink || self.is_told(connection);
+        let told = self.is_alone(handle) || self.is_told(connection);
         self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
@@ -330,6 +374,13 @@ impl<N: Nic> Poller<'_, N> {
             transfer.outcome = Ok(transfer.length);
         }
         self.apply(handle, input);
+    }
+
+    /// Whether no invalidate will tell of its messages.
+    fn is_alone(&self, handle: Handle) -> bool {
+        self.transfers
+            .get(handle)
+            .is_none_or(|transfer| transfer.window.is_none())
     }
 
     /// Returns credits, or shows that we live.
@@ -460,8 +511,10 @@ impl<N: Nic> Poller<'_, N> {
                 if let Some(window) = &mut transfer.window {
                     window.not_registered();
                 }
-                let alive = self.counters.keys_alive.get();
-                self.counters.keys_alive.set(alive.saturating_sub(1));
+                if transfer.role.is_sink() {
+                    let alive = self.counters.keys_alive.get();
+                    self.counters.keys_alive.set(alive.saturating_sub(1));
+                }
             }
             What::Invalidate => {
                 if let Some(window) = &mut transfer.window {
@@ -490,8 +543,12 @@ impl<N: Nic> Poller<'_, N> {
 }
 
 /// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
-const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+/// A source that is registered has both.
+const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
     match transfer {
+        Some(Transfer {
+            phase: Phase::Data, ..
+        }) if registers => 3,
         Some(Transfer {
             role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
             ..

@@ -69,6 +69,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             place: Place::Own(request.memory),
             length,
             window: None,
+            mechanism: None,
+            stage: None,
             message: None,
             cookie: 0,
             sink: Sink::None,
@@ -113,16 +115,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         let length = u32::try_from(request.memory.length()).map_err(|_| Error::TooLong)?;
         if length > MTU {
             return Err(Error::TooLong);
-        }
-        let is_large_sink =
-            matches!(request.operation, Operation::Get { .. }) && length > IMMEDIATE_PAYLOAD;
-        if is_large_sink {
-            let fits = self
-                .scratch
-                .can_lay_out(&self.capabilities, request.memory, 0, length);
-            if !fits {
-                return Err(Error::Unmappable);
-            }
         }
         Ok(length)
     }

@@ -160,6 +160,9 @@ pub struct Faults {
     pub fail: Option<(u32, Status)>,
     /// So many posts of receives are refused.
     pub refuse_receives: u32,
+    /// A registration takes so many polls more when its turn has come: work requests of other queue pairs, and
+    /// what they bring about at the peer, pass it.
+    pub late_registrations: Option<u32>,
     /// After this many more packets, all are lost (a cut cable).
     pub cut: Option<u32>,
 }
@@ -279,7 +282,8 @@ impl<'a, W: Wire> Soft<'a, W> {
         self.keys.add_memory(memory)
     }
 
-    /// Registers a range that is lent for ever, with these rights; it comes back under its local key.
+    /// Registers a range that is lent for ever, with these rights; it comes back under its local key, and
+    /// exposed if a peer has one of them.
     ///
     /// # Errors
     /// The range as it was, when the device holds as many as it can.
@@ -290,6 +294,9 @@ impl<'a, W: Wire> Soft<'a, W> {
         rights: Rights,
     ) -> Result<Range<'static>, Range<'static>> {
         match self.register(Memory::of_range(&range, pd).with_rights(rights)) {
+            Ok(lkey) if rights.intersects(Rights::REMOTE_WRITE | Rights::REMOTE_READ) => {
+                Ok(range.under(lkey).exposed(RKey(lkey.0)))
+            }
             Ok(lkey) => Ok(range.under(lkey)),
             Err(_) => Err(range),
         }

@@ -79,6 +79,8 @@ impl Bench {
             writes_at_once: 2,
             waiting: 3,
             windows: 4,
+            staging: 0,
+            register_source_from: 0,
             entries: 4,
         };
         let setup = Setup {
@@ -109,6 +111,7 @@ impl Bench {
             abandon: Ticks(setup.abandon),
             keepalive: Ticks(setup.keepalive),
             shape,
+            registration: setup.registration,
         };
         let mut node = Node::new(&setup, limits, wire, now);
         let mut far = far.into_iter().zip([2, 3]).map(|(port, last)| {

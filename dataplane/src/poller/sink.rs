@@ -1,0 +1,382 @@
+//! Sinks and sources under a key: what was chosen for a sink, its registration and its descriptor, a source's own
+//! registration, and the copy out of a staging buffer.
+
+use super::Poller;
+use super::message::{base_of, memory_of};
+use super::record::What;
+use super::send::link_of;
+use crate::endpoint::Error;
+use crate::memory::PageList;
+use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
+use crate::peer::Terms;
+use crate::pool::{Handle, Kind, Pool, pack};
+use crate::portal::Attached;
+use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage};
+use crate::transfer::{Input, Phase, Place, Transfer};
+use crate::wire::{self, Fragment};
+
+/// What a transfer holds for its sink: a window, a staging buffer, both, or neither.
+pub(super) struct Cover<'a> {
+    pub(super) window: Option<Descriptor>,
+    pub(super) stage: Option<Stage<'a>>,
+}
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// What a connection with these terms may do with a sink.
+    pub(super) const fn choices(&self, terms: &Terms) -> Choices {
+        let staging = self.stages.total() != 0;
+        let settings = self.limits.registration;
+        Choices::new(&self.capabilities, settings, terms.max_frags, staging)
+    }
+
+    /// What becomes of a sink of this connection in exported memory.
+    pub(super) fn choose_in(
+        &mut self,
+        connection: Handle,
+        entry: Handle,
+        offset: u64,
+        length: u32,
+    ) -> Result<Mechanism, Refused> {
+        let state = self.connections.get(connection).ok_or(Refused::Empty)?;
+        let attached = self.entries.get(entry).ok_or(Refused::Empty)?;
+        let list = &*attached.entry.memory;
+        let chosen = state
+            .choices
+            .choose_for(&mut self.scratch, list, offset, length)?;
+        Ok(chosen.mechanism)
+    }
+
+    /// What becomes of a sink in the memory of a transfer of ours. It is chosen once.
+    pub(super) fn choose_own(&mut self, handle: Handle, length: u32) -> Result<Mechanism, Refused> {
+        let transfer = self.transfers.get_mut(handle).ok_or(Refused::Empty)?;
+        if let Some(mechanism) = transfer.mechanism {
+            return Ok(mechanism);
+        }
+        let state = self.connections.get(transfer.connection);
+        let state = state.ok_or(Refused::Empty)?;
+        let Place::Own(list) = &transfer.place else {
+            return Err(Refused::Empty);
+        };
+        let chosen = state
+            .choices
+            .choose_for(&mut self.scratch, list, 0, length)?;
+        transfer.mechanism = Some(chosen.mechanism);
+        Ok(chosen.mechanism)
+    }
+
+    /// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
+    pub(super) fn take_cover(
+        &mut self,
+        connection: Handle,
+        mechanism: Mechanism,
+        length: u32,
+        own: bool,
+    ) -> Option<Cover<'a>> {
+        let choices = self.connections.get(connection)?.choices;
+        let takes_window = choices.takes_window(mechanism, length);
+        let takes_stage = mechanism == Mechanism::Staging;
+        if (takes_window && !self.windows.has(own)) || (takes_stage && !self.stages.has(own)) {
+            return None;
+        }
+        match mechanism {
+            Mechanism::FragmentList => self.counters.fragment_lists.add(1),
+            Mechanism::PageList => self.counters.page_lists.add(1),
+            Mechanism::Window => self.counters.windows.add(1),
+            Mechanism::Arena => self.counters.arenas.add(1),
+            Mechanism::Staging => self.counters.stagings.add(1),
+        }
+        Some(Cover {
+            window: if takes_window {
+                self.windows.take(own)
+            } else {
+                None
+            },
+            stage: if takes_stage {
+                self.stages.take(own)
+            } else {
+                None
+            },
+        })
+    }
+
+    /// Puts the transfer's key over its sink, if that is not done yet and there is one. False if what was chosen
+    /// cannot.
+    pub(super) fn register(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
+        let Some(state) = self.connections.get(connection) else {
+            return false;
+        };
+        let choices = state.choices;
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return false;
+        };
+        let link = link_of(What::Register, handle, transfer);
+        let length = transfer.length;
+        let by = match transfer.mechanism {
+            Some(Mechanism::Staging) => choices.over_stage(length),
+            chosen => chosen,
+        };
+        let Some(by) = by else {
+            return false;
+        };
+        if by == Mechanism::Arena {
+            // Its key is good for as long as the node runs, and from here on a peer knows it.
+            self.counters.arena_exposed.set(1);
+            return true;
+        }
+        let zero_based = self.capabilities.zero_based;
+        let (layout, base) = if let Some(stage) = &transfer.stage {
+            let piece = Sge {
+                length,
+                ..stage.range().sge()
+            };
+            let pieces = core::iter::once(piece);
+            let layout = self.scratch.lay_out_pieces(by, &self.capabilities, pieces);
+            (layout, if zero_based { 0 } else { piece.address })
+        } else {
+            let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
+                return false;
+            };
+            let layout = self
+                .scratch
+                .lay_out(by, &self.capabilities, list, offset, length);
+            (layout, base_of(list, offset, length, zero_based))
+        };
+        let (Some(layout), Some(window)) = (layout, transfer.window.as_mut()) else {
+            return false;
+        };
+        if !window.needs_register() {
+            return true;
+        }
+        window.name();
+        let id = pack(Kind::Register, handle);
+        let wr = SendWr::Register {
+            region: window.region(),
+            key: window.key(),
+            rights: Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
+            base,
+            length,
+            layout,
+        };
+        self.nic.queue(qp, id, false, wr);
+        window.registered();
+        let alive = self.counters.keys_alive.get();
+        self.counters.keys_alive.set(alive.saturating_add(1));
+        self.link(connection, link, id);
+        true
+    }
+
+    /// Registers a source of many ranges before its first WRITE, if that saves more than it costs: then one WRITE
+    /// reads all of them under the region's own key, which gives no right to anybody else. True if a REGISTER went on
+    /// the chain. Nobody waits for that: without a free window the ranges are gathered as they are.
+    pub(super) fn register_source(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return false;
+        };
+        let link = link_of(What::Register, handle, transfer);
+        let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
+            return false;
+        };
+        // Most sources are told off here.
+        if list.pieces().len() < self.source_from || transfer.role.is_sink() {
+            return false;
+        }
+        let own = transfer.role.is_own();
+        match &transfer.window {
+            Some(window) if !window.needs_register() => return false,
+            Some(_) => {}
+            None => {
+                let is_first = transfer.cursor.written == 0;
+                let fragments = list.slice(offset, transfer.length).count();
+                if !is_first || fragments < self.source_from {
+                    return false;
+                }
+            }
+        }
+        let by = Mechanism::FragmentList;
+        let length = transfer.length;
+        let layout = self
+            .scratch
+            .lay_out(by, &self.capabilities, list, offset, length);
+        let Some(layout) = layout else {
+            return false;
+        };
+        if transfer.window.is_none() {
+            transfer.window = self.windows.take(own);
+            if transfer.window.is_some() {
+                self.counters.source_lists.add(1);
+            }
+        }
+        let Some(window) = transfer.window.as_mut() else {
+            return false;
+        };
+        window.name();
+        let id = pack(Kind::Register, handle);
+        let wr = SendWr::Register {
+            region: window.region(),
+            key: window.key(),
+            // To read it locally needs none.
+            rights: Rights::empty(),
+            base: base_of(list, offset, length, self.capabilities.zero_based),
+            length,
+            layout,
+        };
+        self.nic.queue(qp, id, false, wr);
+        window.registered();
+        self.link(connection, link, id);
+        true
+    }
+
+    /// The key of a transfer's sink is dead. What lies in a staging buffer is copied now.
+    pub(super) fn died(&mut self, handle: Handle) {
+        let is_staged = self.transfers.get(handle).is_some_and(|state| {
+            state.stage.is_some() && state.abandoned.is_none() && matches!(state.outcome, Ok(1..))
+        });
+        let input = if is_staged {
+            Input::Staged
+        } else {
+            Input::Dead
+        };
+        self.apply(handle, input);
+    }
+
+    /// Into the queue of those that are copied.
+    pub(super) fn enqueue_copy(&mut self, connection: Handle, handle: Handle) {
+        if let Some(state) = self.connections.get_mut(connection)
+            && let Some(transfer) = self.transfers.get_mut(handle)
+            && !transfer.queued
+        {
+            transfer.queued = true;
+            self.transfers.push_back(&mut state.copies, handle);
+            self.list(connection);
+        }
+    }
+
+    /// Copies a slice of each transfer that has data in a staging buffer, to where it belongs.
+    pub(super) fn copy_slices(&mut self, connection: Handle) -> u32 {
+        let waiting = self
+            .connections
+            .get(connection)
+            .map_or(0, |state| state.copies.len());
+        let mut work = 0_u32;
+        for _ in 0..waiting {
+            let Some(state) = self.connections.get_mut(connection) else {
+                return work;
+            };
+            let Some(handle) = self.transfers.pop_front(&mut state.copies) else {
+                return work;
+            };
+            let Some(transfer) = self.transfers.get_mut(handle) else {
+                continue;
+            };
+            transfer.queued = false;
+            if transfer.phase != Phase::Copying {
+                continue;
+            }
+            work = work.saturating_add(1);
+            let bytes = transfer.outcome.unwrap_or(0);
+            let Some(stage) = &mut transfer.stage else {
+                continue;
+            };
+            let copied = stage.copied();
+            let most = bytes.saturating_sub(copied).min(SLICE);
+            let list = match &mut transfer.place {
+                Place::Own(list) => Some((&mut **list, 0)),
+                Place::Entry { entry, offset } => self
+                    .entries
+                    .get_mut(*entry)
+                    .map(|attached| (&mut *attached.entry.memory, *offset)),
+                Place::Ping | Place::Nothing => None,
+            };
+            let done = list.map_or(0, |(list, offset)| {
+                let offset = offset.saturating_add(u64::from(copied));
+                list.copy_in(offset, stage.range(), copied, most, self.copier)
+            });
+            stage.advance(done);
+            self.counters.staged_bytes.add(u64::from(done));
+            if done == 0 || stage.copied() >= bytes {
+                self.apply(handle, Input::Copied);
+            } else {
+                self.enqueue_copy(connection, handle);
+            }
+        }
+        work
+    }
+
+    /// A GET of ours that no mechanism covers ends before it has begun.
+    pub(super) fn refuse_own(&mut self, handle: Handle) {
+        if let Some(transfer) = self.transfers.get_mut(handle) {
+            transfer.queued = false;
+            transfer.abandoned = Some(Error::Unmappable);
+        }
+        self.apply(handle, Input::Expired);
+    }
+}
+
+/// The sink of a transfer as its peer is told of it.
+pub(super) fn describe<'s, 'a>(
+    transfer: &Transfer<'a>,
+    entries: &Pool<'_, Attached<'a>>,
+    zero_based: bool,
+    scratch: &'s mut Scratch,
+    one: &'s mut [Fragment; 1],
+) -> wire::Descriptor<'s> {
+    let key = transfer.window.as_ref().map(Descriptor::key);
+    let length = transfer.length;
+    let [fragment] = one;
+    if let Some(stage) = &transfer.stage {
+        let range = stage.range();
+        let address = if key.is_some() && zero_based {
+            0
+        } else {
+            range.sge().address
+        };
+        *fragment = Fragment { length, address };
+        let key = key.or_else(|| range.exposure()).unwrap_or_default();
+        return wire::Descriptor::new(key, one);
+    }
+    let Some((list, offset)) = memory_of(&transfer.place, entries) else {
+        return wire::Descriptor::new(key.unwrap_or_default(), &[]);
+    };
+    if transfer.mechanism == Some(Mechanism::Arena) {
+        let fragments = scratch.fragments(list.slice(offset, length));
+        let key = list.exposed().unwrap_or_default();
+        return wire::Descriptor::new(key, fragments.unwrap_or_default());
+    }
+    *fragment = Fragment {
+        length,
+        address: base_of(list, offset, length, zero_based),
+    };
+    wire::Descriptor::new(key.unwrap_or_default(), one)
+}
+
+/// The registered source of a transfer, from byte `from` on; `None` where it is gathered as it is.
+pub(super) fn source_region(
+    transfer: &Transfer<'_>,
+    list: &PageList<'_>,
+    offset: u64,
+    zero_based: bool,
+) -> Option<Sge> {
+    let window = transfer
+        .window
+        .as_ref()
+        .filter(|window| !transfer.role.is_sink() && window.needs_invalidate())?;
+    let base = base_of(list, offset, transfer.length, zero_based);
+    let written = transfer.cursor.written;
+    Some(Sge {
+        address: base.wrapping_add(u64::from(written)),
+        length: transfer.length.saturating_sub(written),
+        lkey: LKey(window.key().0),
+    })
+}
+
+/// From how many ranges on a source is registered on this device; none has so many where it cannot.
+pub(super) fn source_from(given: u16, capabilities: &Capabilities, writes_at_once: u16) -> usize {
+    let has = capabilities.mechanisms.contains(Mechanisms::FRAGMENTS) && capabilities.region_lkey;
+    if given == 0 || !has {
+        return usize::MAX;
+    }
+    // What would take more than one instalment of WRITEs is registered from fewer on.
+    let gathered = u64::from(capabilities.max_sge).saturating_mul(u64::from(writes_at_once));
+    let one_go = usize::try_from(gathered.saturating_add(1)).unwrap_or(usize::MAX);
+    usize::from(given).min(one_go)
+}

@@ -1,0 +1,421 @@
+//! A buffer is not refused for its shape: every mechanism, on both sides, between nodes that are not alike.
+
+use o2poll_dataplane::endpoint::{Error, Event, Operation, Submission};
+use o2poll_dataplane::nic::{Sge, Status};
+use o2poll_dataplane::poller::{Order, Reason, Shape};
+use o2poll_dataplane::wire::Body;
+use o2poll_soft::Profile;
+use o2poll_tests::lab::told;
+use o2poll_tests::lend::reclaim;
+use o2poll_tests::raw_peer::Grant;
+use o2poll_tests::{Cut, Job, Jobs, Lab, Setup, World};
+
+const PUT: Operation = Operation::Put {
+    hdr_data: 7,
+    ack: true,
+};
+const GET: Operation = Operation::Get { optimized: true };
+const ROUTED_GET: Operation = Operation::Get { optimized: false };
+const MEBIBYTE: u32 = 1 << 20;
+
+fn profiles() -> [Profile; 7] {
+    [
+        Profile::frwr(),
+        Profile::mlx5(),
+        Profile::mlx4(),
+        Profile::windows(),
+        Profile::rxe(),
+        Profile::mthca(),
+        Profile::bare(),
+    ]
+}
+
+/// Pieces of so many bytes, 8 bytes apart.
+const fn gapped(piece: u32) -> Cut {
+    Cut {
+        offset: 3,
+        piece,
+        trim: 1,
+        hole: 8,
+    }
+}
+
+const fn job(from: usize, operation: Operation, length: u32, near: Cut, far: Cut) -> Job {
+    Job {
+        from,
+        operation,
+        length,
+        remote_offset: 0,
+        tail: 0,
+        near,
+        far,
+        told: true,
+        gap: 0,
+    }
+}
+
+/// Runs `body` and frees what its worlds stood on.
+#[expect(unsafe_code, reason = "the harness lends what it must take back")]
+fn alone(body: impl FnOnce()) {
+    // SAFETY: the worlds of `body` end in it.
+    unsafe { reclaim(body) };
+}
+
+/// A node that refuses no shape: staging buffers, and the arena's key where there is no other.
+fn willing(profile: Profile) -> Setup {
+    let mut setup = Setup::new(profile);
+    setup.shape.staging = 2;
+    setup.shape.register_source_from = 6;
+    setup.registration.expose_arena = profile.capabilities.max_windows == 0
+        || profile.capabilities.mechanisms == o2poll_dataplane::nic::Mechanisms::MAPPINGS;
+    setup
+}
+
+#[test]
+fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces() {
+    for profile in profiles() {
+        for operation in [PUT, GET, ROUTED_GET] {
+            alone(|| {
+                let setup = willing(profile);
+                let mut world = World::new(setup);
+                let connection = world.connect();
+                let length = 4081 * 256;
+                let cut = gapped(4081);
+                assert_eq!(cut.lengths(length).len(), 257);
+                let jobs = [
+                    job(0, operation, length, cut, cut),
+                    job(1, operation, length, cut, Cut::flat(1)),
+                    job(0, operation, MEBIBYTE, Cut::flat(4095), cut),
+                    job(1, operation, 4000, gapped(17), gapped(16)),
+                ];
+                Jobs::run(&mut world, connection, &jobs, |_| {});
+                for node in &world.nodes {
+                    assert_eq!(node.counters.unmappable.get(), 0);
+                }
+                world.end();
+            });
+        }
+    }
+}
+
+/// LU-3322: each side has its own fragments and its own depth, and what one sends the other can take.
+#[test]
+fn nodes_that_are_not_alike_move_all_shapes_both_ways() {
+    let mut each = 0_usize;
+    for (first, near) in profiles().into_iter().enumerate() {
+        for far in profiles().into_iter().skip(first) {
+            for map_on_demand in [0, 1, 2, 257] {
+                for max_frags in [[1, 257], [16, 16], [257, 257]] {
+                    each += 1;
+                    alone(|| {
+                        let mut setups = [willing(near), willing(far)];
+                        for (setup, max_frags) in setups.iter_mut().zip(max_frags) {
+                            setup.max_frags = max_frags;
+                            setup.registration.map_on_demand = map_on_demand;
+                            setup.registration.expose_arena |= !each.is_multiple_of(3);
+                            setup.memory = 6 << 20;
+                        }
+                        let depth = [1, 2, 8][each % 3];
+                        let mut world = World::mixed(setups);
+                        let connection = world.connect_at(depth);
+                        let jobs = [
+                            job(0, PUT, 50_000, gapped(999), gapped(3001)),
+                            job(1, PUT, 50_000, Cut::flat(1), gapped(4096)),
+                            job(0, GET, 50_000, gapped(2500), Cut::pages(0)),
+                            job(1, ROUTED_GET, 50_000, Cut::pages(7), gapped(777)),
+                        ];
+                        Jobs::run(&mut world, connection, &jobs, |_| {});
+                        world.end();
+                    });
+                }
+            }
+        }
+    }
+}
+
+/// What node 1 counts for one PUT of node 0 into such a sink.
+fn counted(setups: [Setup; 2], far: Cut) -> [u64; 5] {
+    let mut world = World::mixed(setups);
+    let connection = world.connect();
+    let jobs = [job(0, PUT, 40_000, Cut::flat(0), far)];
+    Jobs::run(&mut world, connection, &jobs, |_| {});
+    let counters = world.nodes[1].counters;
+    let counted = [
+        counters.fragment_lists.get(),
+        counters.page_lists.get(),
+        counters.windows.get(),
+        counters.arenas.get(),
+        counters.stagings.get(),
+    ];
+    // A staging buffer of a device that has nothing else goes by the same key.
+    let is_bare = setups[1].profile.capabilities.max_windows == 0;
+    let is_out = counters.arenas.get() != 0 || is_bare;
+    assert_eq!(counters.arena_exposed.get(), u64::from(is_out));
+    world.end();
+    counted
+}
+
+#[test]
+fn the_mechanism_is_chosen_per_transfer_and_counted() {
+    let plain = |profile| {
+        let mut setup = willing(profile);
+        setup.registration.expose_arena = false;
+        setup
+    };
+    let exposed = |profile, map_on_demand, max_frags| {
+        let mut setup = plain(profile);
+        setup.registration.expose_arena = true;
+        setup.registration.map_on_demand = map_on_demand;
+        setup.max_frags = max_frags;
+        setup
+    };
+    let ten = gapped(4096);
+    for (setup, far, expected) in [
+        (plain(Profile::frwr()), ten, [1, 0, 0, 0, 0]),
+        (plain(Profile::mlx4()), Cut::pages(5), [0, 1, 0, 0, 0]),
+        (plain(Profile::mlx4()), ten, [0, 0, 0, 0, 1]),
+        (plain(Profile::rxe()), Cut::flat(5), [0, 0, 1, 0, 0]),
+        (plain(Profile::rxe()), ten, [0, 0, 0, 0, 1]),
+        (exposed(Profile::rxe(), 1, 257), ten, [0, 0, 0, 1, 0]),
+        (exposed(Profile::rxe(), 1, 9), ten, [0, 0, 0, 0, 1]),
+        (exposed(Profile::frwr(), 1, 257), ten, [1, 0, 0, 0, 0]),
+        (exposed(Profile::frwr(), 10, 257), ten, [1, 0, 0, 0, 0]),
+        (exposed(Profile::frwr(), 11, 257), ten, [0, 0, 0, 1, 0]),
+        (exposed(Profile::frwr(), 0, 257), ten, [0, 0, 0, 1, 0]),
+        (exposed(Profile::frwr(), 0, 9), ten, [1, 0, 0, 0, 0]),
+        (exposed(Profile::bare(), 1, 1), ten, [0, 0, 0, 0, 1]),
+        (exposed(Profile::mthca(), 1, 16), ten, [0, 0, 0, 1, 0]),
+    ] {
+        assert_eq!(ten.lengths(40_000).len(), 10);
+        assert_eq!(counted([setup; 2], far), expected, "{:?}", setup.profile);
+    }
+    // The shorter of the two says how many fragments the sink may send.
+    let [mut source, sink] = [exposed(Profile::rxe(), 1, 257); 2];
+    source.max_frags = 9;
+    assert_eq!(counted([source, sink], ten), [0, 0, 0, 0, 1]);
+}
+
+/// A registered source takes one WRITE for each fragment of the sink, however many pieces it has.
+#[test]
+fn a_registered_source_is_written_at_once() {
+    for (profile, operation) in [Profile::frwr(), Profile::mlx5()]
+        .into_iter()
+        .flat_map(|profile| [PUT, GET, ROUTED_GET].map(|operation| (profile, operation)))
+    {
+        let mut setup = Setup::new(profile);
+        setup.profile.capabilities.max_sge = 1;
+        setup.shape.writes_at_once = 1;
+        setup.shape.register_source_from = 2;
+        let mut world = World::new(setup);
+        let connection = world.connect();
+        let (mut near, mut far) = (Cut::flat(9), gapped(2000));
+        if operation == PUT {
+            core::mem::swap(&mut near, &mut far);
+        }
+        let jobs = [job(0, operation, 80_000, near, far); 3];
+        Jobs::run(&mut world, connection, &jobs, |_| {});
+        let source = usize::from(operation != PUT);
+        let node = &mut world.nodes[source];
+        assert_eq!(node.poller.nic().last().writes, 3, "{operation:?}");
+        assert_eq!(node.counters.source_lists.get(), 3);
+        assert_eq!(node.counters.invalidations.get(), 3, "its key dies, too");
+        world.end();
+    }
+    let shape = |register_source_from| Shape {
+        queue_depth: 8,
+        writes_at_once: 1,
+        register_source_from,
+        ..Setup::new(Profile::frwr()).shape
+    };
+    assert_eq!((shape(0).send_wr(), shape(2).send_wr()), (51, 75));
+}
+
+/// A lab whose node stages what lies in two pieces, and the address of each.
+fn lab() -> Lab {
+    let mut setup = Setup::new(Profile::windows());
+    setup.memory = 10 << 20;
+    setup.shape.connections = 4;
+    setup.shape.windows = 8;
+    setup.shape.staging = 2;
+    setup.timeout = 4000;
+    setup.abandon = 4000;
+    Lab::connected(setup, 2)
+}
+
+fn ask(lab: &mut Lab, token: u64, length: u32) -> (Vec<Sge>, Grant) {
+    let memory = lab
+        .node
+        .arena
+        .list(&[length / 2, length - length / 2], 3, 5);
+    let pieces = memory.pieces().to_vec();
+    let connection = lab.connection(0);
+    let request = World::request(connection, token, 7, 0, GET, memory);
+    lab.node.submit(request);
+    (pieces, lab.receive(0).grant())
+}
+
+fn peek(lab: &Lab, pieces: &[Sge]) -> Vec<u8> {
+    pieces
+        .iter()
+        .flat_map(|piece| lab.node.arena.peek(piece.address, piece.length as usize))
+        .collect()
+}
+
+#[test]
+fn only_what_arrived_is_copied_and_only_when_the_key_is_dead() {
+    for status in [0, 1, 60_000, 200_000, -5] {
+        let mut lab = lab();
+        let (pieces, grant) = ask(&mut lab, 1, 200_000);
+        assert_eq!(grant.length, 200_000);
+        let before = peek(&lab, &pieces);
+        let id = lab.peers[0].write(grant.key, grant.address, &[0x5a; 4000]);
+        assert_eq!(lab.outcome(0, id), Ok(()));
+        lab.settle();
+        assert!(peek(&lab, &pieces) == before, "copied before the DONE");
+        assert_eq!(lab.node.poller.leftovers().staging, 1);
+        lab.peers[0].say(Body::GetDone(grant.done(status)));
+        let expected = u32::try_from(status).map_err(|_| Error::Peer(status));
+        assert_eq!(told(lab.event()), expected);
+        let copied = u64::from(expected.unwrap_or(0));
+        assert_eq!(lab.node.counters.staged_bytes.get(), copied);
+        let after = peek(&lab, &pieces);
+        let written = usize::try_from(copied.min(4000)).unwrap();
+        assert!(after[..written].iter().all(|byte| *byte == 0x5a));
+        assert!(after[copied as usize..] == before[copied as usize..]);
+        assert_eq!(lab.node.poller.leftovers().staging, 0);
+        // The peer kept the key.
+        let id = lab.peers[0].write(grant.key, grant.address, &[0xbd; 200]);
+        assert_eq!(lab.outcome(0, id), Err(Status::RemoteAccess));
+        assert!(matches!(lab.gone(lab.connection(0)), Reason::Device(_)));
+        assert!(peek(&lab, &pieces) == after);
+        lab.works(1);
+        lab.end();
+    }
+}
+
+/// What interrupts a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blow {
+    Cancel,
+    TimeOut,
+    Close,
+    Stop,
+}
+
+#[test]
+fn a_copy_goes_in_slices_and_can_be_interrupted() {
+    for blow in [Blow::Cancel, Blow::TimeOut, Blow::Close, Blow::Stop] {
+        let mut lab = lab();
+        let (_, grant) = ask(&mut lab, 1, MEBIBYTE);
+        lab.peers[0].say(Body::GetDone(grant.done(1 << 20)));
+        let copied = |lab: &Lab| lab.node.counters.staged_bytes.get();
+        assert!(lab.until(1000, |lab| copied(lab) != 0));
+        for turns in 1..4 {
+            assert_eq!(copied(&lab), turns * 65_536, "one slice per poll");
+            lab.step();
+        }
+        let connection = lab.connection(0);
+        let why = match blow {
+            Blow::Cancel => {
+                lab.cancel(1);
+                Error::Cancelled
+            }
+            Blow::TimeOut => {
+                lab.now.0 += 5000;
+                Error::TimedOut
+            }
+            Blow::Close => {
+                lab.node.order(Order::Close { connection });
+                Error::ConnectionClosed
+            }
+            Blow::Stop => {
+                lab.node.order(Order::Stop);
+                Error::ConnectionClosed
+            }
+        };
+        match told(lab.event_of(1)) {
+            // The hand of the clock may come round too late for it.
+            Ok(MEBIBYTE) if blow == Blow::TimeOut => {}
+            outcome => assert_eq!(outcome, Err(why), "{blow:?}"),
+        }
+        assert_eq!(lab.node.counters.keys_alive.get(), 0);
+        let left = lab.node.poller.leftovers();
+        assert_eq!((left.staging, left.windows), (0, 0));
+        if blow != Blow::Stop {
+            lab.works(1);
+        }
+        lab.end();
+    }
+}
+
+/// Of two staging buffers one is ours: a second GET waits for it, and a peer's PUT does not.
+#[test]
+fn an_empty_pool_makes_transfers_wait_and_the_peers_have_their_share() {
+    let mut setup = Setup::new(Profile::windows());
+    setup.shape.staging = 2;
+    let mut world = World::new(setup);
+    let connection = world.connect();
+    let mut jobs = Vec::new();
+    for from in [0, 1] {
+        for operation in [PUT, GET, ROUTED_GET, GET] {
+            jobs.push(job(from, operation, 300_000, gapped(9000), gapped(7000)));
+        }
+    }
+    Jobs::run(&mut world, connection, &jobs, |_| {});
+    for node in &world.nodes {
+        assert_eq!(node.counters.stagings.get(), 4, "three GETs, and a PUT");
+        assert!(node.counters.waits.get() != 0);
+        assert_eq!(node.counters.staged_bytes.get(), 4 * 300_000);
+    }
+    world.end();
+}
+
+/// The arena's key cannot be killed: a transfer that is given up keeps its memory until its connection has ended.
+#[test]
+fn memory_under_the_arena_key_comes_back_with_the_end_of_its_connection() {
+    for late in [false, true] {
+        let mut setup = Setup::new(Profile::rxe());
+        setup.memory = 2 << 20;
+        setup.shape.connections = 4;
+        setup.registration.expose_arena = true;
+        setup.registration.map_on_demand = 0;
+        setup.timeout = 4000;
+        setup.abandon = 4000;
+        let mut lab = Lab::connected(setup, 2);
+        let piece = lab.ask(0, 1, GET, 20_000);
+        let grant = lab.receive(0).grant();
+        assert_eq!(grant.address, piece.address);
+        assert_eq!(lab.node.counters.arena_exposed.get(), 1);
+        assert_eq!(lab.node.counters.keys_alive.get(), 0);
+        lab.cancel(1);
+        for _ in 0..1000 {
+            lab.step();
+        }
+        assert!(lab.node.events.pop().is_none(), "the peer may write yet");
+        if late {
+            lab.peers[0].say(Body::GetDone(grant.done(20_000)));
+        }
+        assert_eq!(told(lab.event()), Err(Error::Cancelled));
+        assert_eq!(lab.node.gone.is_empty(), late);
+        lab.works(1);
+        lab.end();
+    }
+}
+
+/// Without windows, staging buffers or an exposed arena nothing covers a buffer, and that is said.
+#[test]
+fn a_device_without_any_key_refuses_by_name() {
+    let mut setup = Setup::new(Profile::bare());
+    setup.shape.staging = 1;
+    let mut world = World::new(setup);
+    let connection = world.connect();
+    let memory = world.nodes[0].arena.flat(5000, 0);
+    let submission: Submission<'static> = World::request(connection[0], 1, 40, 0, GET, memory);
+    world.nodes[0].submit(submission);
+    let Event::Done { outcome, .. } = world.event(0) else {
+        panic!("not done");
+    };
+    assert_eq!(outcome, Err(Error::Unmappable));
+    assert_eq!(world.nodes[0].counters.unmappable.get(), 1);
+    world.end();
+}
