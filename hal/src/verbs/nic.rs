@@ -17,7 +17,7 @@ use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_n
 use rdma_core_sys::types::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
 use super::DeviceError;
-use super::chain::{Asker, Built, Chain, Memories};
+use super::chain::{Asker, Built, Chain, Facts, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
 use super::objects::{CompletionQueue, Domain, Memory, Window};
@@ -88,12 +88,8 @@ pub(super) struct Trap {
 struct Slot {
     pair: Option<QueuePair>,
     raw: *mut ibv_qp,
-    generation: u16,
+    facts: Facts,
     failed: bool,
-    reads: bool,
-    pd: usize,
-    inline: u32,
-    max_sge: u32,
     send_depth: u32,
     recv_depth: u32,
     /// Next position of the send queue.
@@ -190,7 +186,7 @@ impl Verbs {
     }
 
     /// Whether the window is bound to nothing when `asker` comes to bind it.
-    fn rebindable(slots: &[Slot], asker: &Asker, binding: Binding) -> bool {
+    fn rebindable(slots: &[Slot], asker: &Asker<'_>, binding: Binding) -> bool {
         match binding {
             Binding::Free => true,
             Binding::Live { .. } => false,
@@ -201,7 +197,7 @@ impl Verbs {
                 position,
                 ..
             } => {
-                (qp, generation) == (asker.qp, asker.generation)
+                (qp, generation) == (asker.qp, asker.facts.generation)
                     || slots
                         .get(qp as usize)
                         .is_some_and(|slot| slot.is_done(generation, position))
@@ -241,7 +237,7 @@ impl Verbs {
         let Some(slot) = self
             .slots
             .get_mut(usize::from(token.slot))
-            .filter(|slot| slot.pair.is_some() && slot.generation == token.generation)
+            .filter(|slot| slot.pair.is_some() && slot.facts.generation == token.generation)
         else {
             self.counts.strangers = self.counts.strangers.wrapping_add(1);
             return None;
@@ -376,32 +372,26 @@ impl Nic for Verbs {
         let slot = self.slots.get_mut(qp.0 as usize)?;
         let pair = slot.pair.take()?;
         slot.raw = null_mut();
-        let (number, freed, used) = (slot.generation, slot.freed, slot.generation);
+        let own = (qp.0, slot.facts.generation);
+        let freed = slot.freed;
         for window in self.windows.iter_mut() {
-            let (memory, done) = match window.binding {
+            let (on, memory, done) = match window.binding {
                 Binding::Free => continue,
                 Binding::Live {
-                    qp: of,
+                    qp,
                     generation,
                     memory,
-                } => {
-                    if (of, generation) != (qp.0, used) {
-                        continue;
-                    }
-                    (memory, false)
-                }
+                } => ((qp, generation), memory, false),
                 Binding::Dying {
-                    qp: of,
+                    qp,
                     generation,
                     position,
                     memory,
-                } => {
-                    if (of, generation) != (qp.0, number) {
-                        continue;
-                    }
-                    (memory, is_before(position, freed))
-                }
+                } => ((qp, generation), memory, is_before(position, freed)),
             };
+            if on != own {
+                continue;
+            }
             if done {
                 window.binding = Binding::Free;
             } else if let (Some(window), Some(memory)) =
@@ -442,7 +432,7 @@ impl Nic for Verbs {
             } => (qp, generation, memory, Some(position)),
         };
         if let Some(slot) = self.slots.get(qp as usize)
-            && slot.generation == generation
+            && slot.facts.generation == generation
             && let Some(pair) = &slot.pair
             && !position.is_some_and(|position| slot.is_done(generation, position))
             && let Some(memory) = self.memories.get(memory)
@@ -489,14 +479,10 @@ impl Nic for Verbs {
             Built::Ready(None)
         } else {
             let asker = Asker {
-                qp: qp.0,
-                generation: slot.generation,
-                pd: slot.pd,
-                position,
-                inline: slot.inline,
-                max_sge: slot.max_sge as usize,
-                reads: slot.reads,
+                facts: &slot.facts,
                 token,
+                qp: qp.0,
+                position,
                 signalled,
             };
             let slots = &self.slots;
@@ -605,7 +591,7 @@ impl Nic for Verbs {
         if slot.failed || slot.pair.is_none() || used >= slot.recv_depth {
             return Err(none);
         }
-        if !self.memories.takes(buffer, slot.pd) {
+        if !self.memories.takes(buffer, slot.facts.pd) {
             return Err(none);
         }
         let mut piece = ibv_sge {
@@ -727,12 +713,8 @@ impl Slot {
         Self {
             pair: None,
             raw: null_mut(),
-            generation: 0,
+            facts: Facts::default(),
             failed: false,
-            reads: false,
-            pd: 0,
-            inline: 0,
-            max_sge: 0,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,
@@ -747,12 +729,14 @@ impl Slot {
 
     fn adopt(&mut self, pair: QueuePair) {
         self.raw = pair.raw.raw;
-        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
+        self.facts = Facts {
+            pd: pair.raw.pd.id(),
+            max_sge: pair.max_sge as usize,
+            inline: pair.inline,
+            generation: self.facts.generation.wrapping_add(1) & Token::GENERATIONS,
+            reads: pair.initiator_depth > 0,
+        };
         self.failed = false;
-        self.reads = pair.initiator_depth > 0;
-        self.pd = pair.raw.pd.id();
-        self.inline = pair.inline;
-        self.max_sge = pair.max_sge;
         self.send_depth = pair.send_depth;
         self.recv_depth = pair.recv_depth;
         (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
@@ -767,7 +751,7 @@ impl Slot {
     const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
         let token = Token {
             slot: slot as u16,
-            generation: self.generation,
+            generation: self.facts.generation,
             receive,
             position,
         };
@@ -802,7 +786,7 @@ impl Slot {
 
     /// Whether the request at `position` is known to be done.
     const fn is_done(&self, generation: u16, position: u32) -> bool {
-        self.generation == generation && is_before(position, self.freed)
+        self.facts.generation == generation && is_before(position, self.freed)
     }
 }
 
