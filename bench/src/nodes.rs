@@ -234,6 +234,8 @@ impl Node {
             queue_depth: plan.depth,
             max_frags: 257,
             high_water: (plan.depth / 2).max(1),
+            kills_keys: false,
+            keys_killed: false,
         };
         self.terms.push(terms);
         self.order(Order::Adopt {

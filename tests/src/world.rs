@@ -46,6 +46,8 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
+    pub kill_keys: bool,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
 }
@@ -78,6 +80,7 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            kill_keys: false,
             quiet: false,
         }
     }
@@ -285,6 +288,8 @@ impl World {
             queue_depth,
             max_frags: 257,
             high_water: queue_depth / 2,
+            kills_keys: self.setup.kill_keys,
+            keys_killed: self.setup.kill_keys,
         }
     }
 

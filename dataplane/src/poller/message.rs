@@ -192,6 +192,9 @@ impl<N: Nic> Poller<'_, N> {
         };
         let link = link_of(what, handle, transfer);
         let envelope = state.terms.envelope(paid);
+        // The data is behind this on the queue: who sees the DONE finds the key dead.
+        let is_done = transfer.phase == Phase::Data;
+        let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -207,7 +210,7 @@ impl<N: Nic> Poller<'_, N> {
         let id = pack(Kind::Send, handle);
         let wr = SendWr::Send {
             message: posted.sge(length),
-            invalidate: None,
+            invalidate,
         };
         transfer.message = Some(Slot::Posted(posted));
         self.nic.queue(qp, id, signalled, wr);

@@ -484,6 +484,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         Some(self.connections.get(connection)?.credits)
     }
 
+    /// Work requests of a connection that the device has not given back, to look at.
+    #[must_use]
+    pub fn on_send_queue(&self, connection: Handle) -> Option<u32> {
+        Some(self.connections.get(connection)?.on_send_queue())
+    }
+
     /// Puts a connection on the list of those the send stage looks at.
     fn list(&mut self, connection: Handle) {
         if let Some(state) = self.connections.get_mut(connection)

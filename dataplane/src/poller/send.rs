@@ -11,9 +11,6 @@ use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfe
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-/// The whole of a chain's longest step: register and message.
-const STEP: usize = 2;
-
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
@@ -151,13 +148,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            if room < STEP {
-                return false;
-            }
-            if left < STEP {
-                return true;
-            }
-            let room = room.min(left);
             let invalidate = self.transfers.front(&state.invalidates);
             let answer = self.transfers.front(&state.answers);
             let request = if state.credits.available() > 0 {
@@ -165,6 +155,19 @@ impl<'a, N: Nic> Poller<'a, N> {
             } else {
                 None
             };
+            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
+            // one, with an invalidate in hand.
+            let step = match (invalidate, answer.or(request)) {
+                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                _ => 1,
+            };
+            if room < step {
+                return false;
+            }
+            if left < step {
+                return true;
+            }
+            let room = room.min(left);
             if let Some(handle) = invalidate {
                 self.pop(connection, |state| &mut state.invalidates);
                 self.invalidate(connection, qp, handle);
@@ -224,7 +227,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Never invalidate what is not live: some devices' drivers do not survive it.
             let in_flight = transfer.in_flight != 0;
             self.apply(handle, Input::Dead);
-            if in_flight {
+            if in_flight && !self.is_told(connection) {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -235,6 +238,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
+    fn is_told(&self, connection: Handle) -> bool {
+        self.connections
+            .get(connection)
+            .is_some_and(|state| state.terms.keys_killed)
     }
 
     /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
@@ -270,8 +280,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows in any case tells that this is done, too.
-                    self.message(connection, qp, handle, false, false);
+                    // The invalidate that follows tells that this is done, too.
+                    let told = self.is_told(connection);
+                    self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -299,7 +310,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Checked when it was submitted.
             self.register(connection, qp, handle);
         }
-        self.message(connection, qp, handle, !is_sink, true);
+        let told = !is_sink || self.is_told(connection);
+        self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
@@ -470,6 +482,17 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
+    }
+}
+
+/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
+const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+    match transfer {
+        Some(Transfer {
+            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
+            ..
+        }) => 1,
+        _ => 2,
     }
 }
 

@@ -21,7 +21,7 @@
 //! * `packet`: what goes from core to core. A packet holds spans, not bytes.
 //! * `wire`: what carries packets: [`Ports`] of lap rings, or a [`Lossy`] wire over them.
 //! * `tap`: what is sent on a wire, copied towards a thread that keeps it.
-//! * `profile`: what kind of card this plays ([`Profile::frwr`], [`Profile::mlx5`], [`Profile::windows`]).
+//! * `profile`: what kind of card this plays ([`Profile::frwr`] and its siblings).
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
@@ -370,7 +370,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
     }
 
     fn adopt_window(&mut self, window: Window) -> Result<(Region, RKey), Window> {
-        self.keys.adopt(window)
+        self.keys.adopt(window, &self.profile.capabilities)
     }
 
     /// Its key is dead from here on.

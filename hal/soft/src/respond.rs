@@ -290,11 +290,11 @@ impl<W: Wire> Soft<'_, W> {
             let invalidated = mark(Flags::INVALIDATE).map(RKey);
             let imm = mark(Flags::IMMEDIATE);
             if let (Some(asker), Some(key)) = (asker, invalidated)
-                && !self.keys.kill(asker, key)
+                && !self.keys.kill(asker, key, self.profile.foreign_invalidate)
             {
                 let status = Status::RemoteInvalidate;
                 self.finish_receive(index, |id| Completion::Failed { id, status });
-                self.refuse(index, Opcode::RefusedOperation);
+                self.refuse_invalidate(index);
                 return Outcome::Done;
             }
             if packet.opcode == Opcode::Send || imm.is_some() {
@@ -352,6 +352,21 @@ impl<W: Wire> Soft<'_, W> {
             slot.refusal = refusal;
         }
         self.answer(index, refusal);
+        self.enter_error(index, Status::Flushed, false);
+    }
+
+    /// Turns away a SEND that could not kill its key. Where nobody is told, it counts as served, and this queue pair
+    /// is in error all the same.
+    fn refuse_invalidate(&mut self, index: u32) {
+        if !self.profile.silent_invalidate {
+            self.refuse(index, Opcode::RefusedOperation);
+            return;
+        }
+        if let Some(slot) = self.table.slot(index) {
+            slot.expected = slot.expected.wrapping_add(1);
+        }
+        self.answer(index, Opcode::Ack);
+        self.counts.refused = self.counts.refused.wrapping_add(1);
         self.enter_error(index, Status::Flushed, false);
     }
 

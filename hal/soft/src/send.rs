@@ -413,7 +413,7 @@ fn run_local(
             entry.staged = false;
             keys.activate(region, key, profile.capabilities.checks_reuse)
         }
-        Work::Invalidate(key) if keys.kill(asker, key) => Ok(()),
+        Work::Invalidate(key) if keys.kill(asker, key, profile.foreign_invalidate) => Ok(()),
         _ => Err(Status::LocalOperation),
     }
 }

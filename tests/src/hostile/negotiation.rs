@@ -2,7 +2,7 @@
 
 use arbitrary::{Arbitrary, Unstructured};
 use o2poll_dataplane::peer::{
-    Answer, Local, Next, Remembered, Terms, accepted, answer, rejected, request,
+    Answer, Extensions, Local, Next, Remembered, Terms, accepted, answer, rejected, request,
 };
 use o2poll_dataplane::wire::{
     Body, ByteOrder, ConnParams, Envelope, Message, Nid, RejectRecord, V1, V2, Why,
@@ -165,6 +165,7 @@ pub fn conn(bytes: &[u8]) {
         max_frags: case.max_frags % 257 + 1,
         high_water: case.high_water,
         require_privileged_port: case.privileged,
+        extensions: Extensions::all(),
         ready: case.ready,
     };
     let mut remembered = Remembered::new();
