@@ -307,7 +307,7 @@ fn windows_are_found_by_their_keys_whoever_comes_and_goes() {
             let key = key.rotated();
             world.finish(world.register(region, key));
             world.finish(SendWr::Invalidate { key });
-            let (window, _) = (world.nic.retire_window(region).unwrap(), ());
+            let window = world.nic.retire_window(region).unwrap();
             let again = world.nic.adopt_window(window).unwrap();
             assert_eq!(again, (region, key));
             *held.iter_mut().find(|one| one.0 == region).unwrap() = again;
