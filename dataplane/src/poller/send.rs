@@ -5,13 +5,13 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
-use crate::pool::{Handle, Kind, Queue, pack};
+use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-impl<'a, N: Nic> Poller<'a, N> {
+impl<N: Nic> Poller<'_, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
     pub(super) fn send(&mut self, now: Instant) -> u32 {
@@ -40,16 +40,28 @@ impl<'a, N: Nic> Poller<'a, N> {
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = self.retry_reposts(connection);
-        work = work.saturating_add(self.take_held(connection, now));
-        self.admit_waiting(connection);
-        let Some(state) = self.connections.get(connection) else {
-            return work;
-        };
-        if state.state == State::Closing {
-            return work;
-        }
+        let mut work = 0_u32;
         let qp = state.qp;
+        let held = !state.held.is_empty() || !state.held_replies.is_empty();
+        let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
+        if reposts || held || waiting {
+            if reposts {
+                work = self.retry_reposts(connection);
+            }
+            if held {
+                work = work.saturating_add(self.take_held(connection, now));
+            }
+            if waiting {
+                self.admit_waiting(connection);
+            }
+            if self
+                .connections
+                .get(connection)
+                .is_none_or(|state| state.state == State::Closing)
+            {
+                return work;
+            }
+        }
         loop {
             let queued = self.fill(connection, qp);
             if self.chain.is_empty() {
@@ -168,14 +180,15 @@ impl<'a, N: Nic> Poller<'a, N> {
                 return true;
             }
             let room = room.min(left);
-            if let Some(handle) = invalidate {
-                self.pop(connection, |state| &mut state.invalidates);
+            if invalidate.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.invalidates)
+            {
                 self.invalidate(connection, qp, handle);
-            } else if let Some(handle) = answer {
-                self.pop(connection, |state| &mut state.answers);
+            } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
                 self.answer(connection, qp, handle, room);
-            } else if let Some(handle) = request {
-                self.pop(connection, |state| &mut state.credited);
+            } else if request.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.credited)
+            {
                 self.request(connection, qp, handle);
             } else {
                 if state.wants_noop(false) {
@@ -186,20 +199,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    fn pop(
-        &mut self,
-        connection: Handle,
-        queue: impl for<'c> FnOnce(&'c mut crate::connection::Connection<'a>) -> &'c mut Queue,
-    ) {
-        if let Some(state) = self.connections.get_mut(connection)
-            && let Some(handle) = self.transfers.pop_front(queue(state))
-            && let Some(transfer) = self.transfers.get_mut(handle)
-        {
-            transfer.queued = false;
-        }
-    }
-
     /// Puts one work request on the open chain, the record and the chain's own list.
+    #[inline]
     pub(super) fn link(&mut self, connection: Handle, link: Link, id: WrId) {
         if let Some(state) = self.connections.get_mut(connection) {
             self.record.set(connection, state.head, id);
@@ -218,6 +219,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         let link = link_of(What::Invalidate, handle, transfer);
         let Some(window) = transfer
             .window
@@ -269,9 +271,10 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
     fn answer(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         match (transfer.phase, transfer.role) {
             (Phase::Data, _) => self.data(connection, qp, handle, room),
             (_, Role::Nak(_) | Role::Refusal(_)) => {
@@ -297,9 +300,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             .connections
             .get_mut(connection)
             .is_some_and(|state| state.credits.spend());
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         if !spent {
             return;
         }
