@@ -78,6 +78,10 @@ pub trait Bench: Sized {
     /// Steps that suffice for anything to happen, retries included.
     const PATIENCE: usize;
 
+    /// A peer's SEND that names the key of a window which is not bound is refused. False where it must not be tried:
+    /// rxe's kernel does not survive it.
+    const SURVIVES_DEAD_KEYS: bool = true;
+
     /// Why there is nothing to test here: a device that was not asked for.
     #[must_use]
     fn absent() -> Option<&'static str> {
