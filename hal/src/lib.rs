@@ -25,3 +25,5 @@ pub mod count_alloc;
 pub mod pcap;
 mod procfs;
 pub mod roce;
+#[cfg(feature = "verbs")]
+pub mod verbs;
