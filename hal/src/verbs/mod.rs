@@ -14,6 +14,7 @@
 //! | `chain` | work requests as the library wants them, checked before it sees them |
 //! | `windows` | the driver's own account of keys |
 //! | `decode` | what a completion says |
+//! | [`cm`] | connections to other nodes, over librdmacm |
 //! | [`quirks`](Quirks) | what some drivers do differently, by name |
 //! | [`probe`](probe()) | what a device can do, found out by doing it |
 //!
@@ -34,6 +35,7 @@
 use std::io;
 
 mod chain;
+pub mod cm;
 mod decode;
 mod device;
 mod nic;
