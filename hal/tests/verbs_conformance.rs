@@ -9,24 +9,26 @@
 #![cfg(feature = "verbs")]
 #![allow(unsafe_code)]
 
+use core::alloc::Layout;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::time::Duration;
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
 use std::env;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
 
 use o2poll_dataplane::nic::{
-    Burst, Completion, Fault, LKey, Mechanisms, Nic, Qp, ReceiveQueue, Rights, Sge, WrId,
+    Burst, Completion, Fault, LKey, Mechanisms, Nic, Qp, ReceiveQueue, Rights, SendWr, Sge, Status,
+    WrId,
 };
 use o2poll_hal::verbs::{
     CompletionQueue, Device, Domain, Findings, Limits, Path, QueuePair, Quirks, Shape, Verbs,
     Window, probe,
 };
 use o2poll_soft::conformance;
-use o2poll_soft::conformance::{Bench, Lane, MEMORY, Setup, Side, World};
+use o2poll_soft::conformance::{Bench, Lane, MEMORY, Setup, Side, World, failed};
 
 const VARIABLE: &str = "O2POLL_VERBS_DEVICE";
 
@@ -308,6 +310,29 @@ fn a_message_that_is_too_long_writes_nothing_behind_its_buffer() {
         let after = world.bench.peek(Side::A, 0, MEMORY);
         assert!(after[1063..] == before[1063..] && after[..1000] == before[..1000]);
         world.assert_both_in_error(Lane::Main);
+    });
+}
+
+/// Whether its sender is told or not, and it is not on rxe.
+#[test]
+fn a_send_that_names_a_dead_key_fails_its_receiver() {
+    on_the_device(|mut world| {
+        let grant = world.grant(Side::A, Lane::Main, Rights::REMOTE_WRITE, 0, 100);
+        world.post(Side::A, Lane::Main, 7, 100_000, 64);
+        world.post(Side::A, Lane::Main, 8, 100_000, 64);
+        let wr = SendWr::Send {
+            message: world.bench.sge(Side::B, Lane::Main, 0, 10),
+            // A tag that never was: a key that is only free would crash rxe's kernel.
+            invalidate: Some(grant.key.rotated()),
+        };
+        world.run(Side::B, Lane::Main, 1, wr);
+        assert_eq!(
+            world.expect(Side::A, 2),
+            [
+                failed(7, Status::RemoteInvalidate),
+                failed(8, Status::Flushed)
+            ]
+        );
     });
 }
 

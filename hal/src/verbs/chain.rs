@@ -40,6 +40,9 @@ pub(super) struct Asker {
     pub(super) inline: u32,
     pub(super) max_sge: usize,
     pub(super) reads: bool,
+    /// The id that the device is given.
+    pub(super) token: u64,
+    pub(super) signalled: bool,
 }
 
 /// What became of a request.
@@ -109,8 +112,6 @@ impl Chain {
     #[inline]
     pub(super) fn build(
         &mut self,
-        token: u64,
-        signalled: bool,
         wr: &SendWr<'_>,
         asker: &Asker,
         memories: &Memories,
@@ -125,8 +126,12 @@ impl Chain {
         ) else {
             return Built::Refused;
         };
-        out.wr_id = token;
-        out.send_flags = if signalled { IBV_SEND_SIGNALED } else { 0 };
+        out.wr_id = asker.token;
+        out.send_flags = if asker.signalled {
+            IBV_SEND_SIGNALED
+        } else {
+            0
+        };
         match *wr {
             SendWr::Send {
                 message,

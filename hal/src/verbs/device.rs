@@ -12,15 +12,16 @@ use rdma_core_sys::inline::{ibv_query_gid_table, ibv_query_port};
 use rdma_core_sys::types::{
     IBV_DEVICE_MEM_WINDOW_TYPE_2A, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_EVENT_COMM_EST,
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
-    IBV_EVENT_QP_REQ_ERR, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_PORT_ACTIVE,
-    ibv_async_event, ibv_context, ibv_device_attr, ibv_gid_entry, ibv_mtu, ibv_port_attr,
+    IBV_EVENT_QP_REQ_ERR, IBV_GID_TYPE_ROCE_V1, IBV_GID_TYPE_ROCE_V2, IBV_LINK_LAYER_ETHERNET,
+    IBV_PORT_ACTIVE, ibv_async_event, ibv_context, ibv_device_attr, ibv_gid_entry, ibv_mtu,
+    ibv_port_attr,
 };
 use rdma_core_sys::{Libibverbs, libibverbs};
 
 use super::objects::{nonblocking, readable};
 use super::quirks::Quirks;
 use super::raw::{Calls, Context, Cq};
-use super::{Error, last_error};
+use super::{DeviceError, last_error};
 
 /// An open device. Clones are the same one; it is closed when nothing that was made with it is left.
 #[derive(Clone)]
@@ -98,8 +99,8 @@ impl Device {
     ///
     /// # Errors
     /// When libibverbs is not there, or cannot say.
-    pub fn names() -> Result<Vec<String>, Error> {
-        let library = libibverbs().map_err(Error::Library)?;
+    pub fn names() -> Result<Vec<String>, DeviceError> {
+        let library = libibverbs().map_err(DeviceError::Library)?;
         let list = List::new(library)?;
         Ok(list.iter().map(|(name, _)| name).collect())
     }
@@ -108,17 +109,17 @@ impl Device {
     ///
     /// # Errors
     /// When libibverbs is not there, when there is no such device, and as the library says.
-    pub fn open(name: &str) -> Result<Self, Error> {
-        let library = libibverbs().map_err(Error::Library)?;
+    pub fn open(name: &str) -> Result<Self, DeviceError> {
+        let library = libibverbs().map_err(DeviceError::Library)?;
         let list = List::new(library)?;
-        let failed = |what| Error::Call {
+        let failed = |what| DeviceError::Call {
             what,
             device: name.to_owned(),
             source: io::Error::last_os_error(),
         };
         let Some((_, device)) = list.iter().find(|(found, _)| found == name) else {
             let have: Vec<String> = list.iter().map(|(name, _)| name).collect();
-            return Err(Error::NoDevice {
+            return Err(DeviceError::NoDevice {
                 name: name.to_owned(),
                 have: if have.is_empty() {
                     "none".to_owned()
@@ -188,7 +189,7 @@ impl Device {
     ///
     /// # Errors
     /// As the library says.
-    pub fn port(&self, port: u8) -> Result<Port, Error> {
+    pub fn port(&self, port: u8) -> Result<Port, DeviceError> {
         let mut attr = ibv_port_attr::default();
         // SAFETY: the context is open.
         let failed = unsafe { ibv_query_port(self.library(), self.raw_context(), port, &mut attr) };
@@ -200,8 +201,7 @@ impl Device {
             mtu: attr.active_mtu,
             max_message: attr.max_msg_sz,
             lid: attr.lid,
-            ethernet: u32::from(attr.link_layer)
-                == u32::from(rdma_core_sys::types::IBV_LINK_LAYER_ETHERNET as u8),
+            ethernet: u32::from(attr.link_layer) == IBV_LINK_LAYER_ETHERNET,
         })
     }
 
@@ -209,7 +209,7 @@ impl Device {
     ///
     /// # Errors
     /// As the library says.
-    pub fn gids(&self) -> Result<Vec<Gid>, Error> {
+    pub fn gids(&self) -> Result<Vec<Gid>, DeviceError> {
         let mut table = vec![ibv_gid_entry::default(); 256];
         // SAFETY: the context is open, and the table as long as is said.
         let count = unsafe {
@@ -222,7 +222,7 @@ impl Device {
         };
         let Ok(count) = usize::try_from(count) else {
             let errno = i32::try_from(count.unsigned_abs()).unwrap_or(libc::EIO);
-            return Err(Error::Call {
+            return Err(DeviceError::Call {
                 what: "ibv_query_gid_table",
                 device: self.0.name.clone(),
                 source: io::Error::from_raw_os_error(errno),
@@ -249,11 +249,11 @@ impl Device {
     ///
     /// # Errors
     /// As [`gids`](Self::gids), and when the port has none.
-    pub fn gid(&self, port: u8) -> Result<Gid, Error> {
+    pub fn gid(&self, port: u8) -> Result<Gid, DeviceError> {
         let mut gids = self.gids()?;
         gids.retain(|gid| gid.port == port);
         gids.sort_by_key(|gid| (gid.kind != GidKind::RoceV2, gid.ipv4().is_none(), gid.index));
-        gids.first().copied().ok_or_else(|| Error::NoGid {
+        gids.first().copied().ok_or_else(|| DeviceError::NoGid {
             device: self.0.name.clone(),
             port,
         })
@@ -273,9 +273,9 @@ impl Device {
     ///
     /// # Errors
     /// As the library says.
-    pub fn event(&self, patience: Duration) -> Result<Option<Event>, Error> {
+    pub fn event(&self, patience: Duration) -> Result<Option<Event>, DeviceError> {
         let patience = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
-        let failed = |source| Error::Call {
+        let failed = |source| DeviceError::Call {
             what: "ibv_get_async_event",
             device: self.0.name.clone(),
             source,
@@ -377,18 +377,12 @@ struct List {
 }
 
 impl List {
-    fn new(library: &'static Libibverbs) -> Result<Self, Error> {
+    fn new(library: &'static Libibverbs) -> Result<Self, DeviceError> {
         let mut count = 0;
         // SAFETY: `count` is borrowed for the call.
         let raw = unsafe { library.ibv_get_device_list(&mut count) };
         if raw.is_null() {
-            let source = io::Error::last_os_error();
-            // No kernel module for user-space verbs: no devices.
-            return Err(Error::Call {
-                what: "ibv_get_device_list",
-                device: "any (is the kernel module ib_uverbs loaded?)".to_owned(),
-                source,
-            });
+            return Err(DeviceError::NoKernel(io::Error::last_os_error()));
         }
         Ok(Self {
             library,

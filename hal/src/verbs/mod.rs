@@ -60,10 +60,13 @@ pub use self::quirks::Quirks;
 /// Why something of a device could not be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum DeviceError {
     /// libibverbs cannot be used.
     #[error(transparent)]
     Library(&'static rdma_core_sys::LoadError),
+    /// The kernel offers no devices to user space.
+    #[error("this kernel offers no RDMA devices to user space ({0}): modprobe ib_uverbs")]
+    NoKernel(io::Error),
     /// A call of the library failed.
     #[error("{what} on device {device}: {source}{}", remedy(source))]
     Call {
@@ -122,8 +125,8 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-fn last_error(what: &'static str, device: &Device) -> Error {
-    Error::Call {
+fn last_error(what: &'static str, device: &Device) -> DeviceError {
+    DeviceError::Call {
         what,
         device: device.name().to_owned(),
         source: io::Error::last_os_error(),

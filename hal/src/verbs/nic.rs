@@ -16,7 +16,7 @@ use o2poll_dataplane::nic::{
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq};
 use rdma_core_sys::types::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
 
-use super::Error;
+use super::DeviceError;
 use super::chain::{Asker, Built, Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
@@ -130,7 +130,7 @@ impl Verbs {
         cq: CompletionQueue,
         findings: &Findings,
         limits: Limits,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, DeviceError> {
         let trap = Trap::new(&Domain::new(device)?)?;
         let message = device.port(1).map_or(1 << 31, |port| port.max_message);
         let capabilities = capabilities(device, findings, &limits);
@@ -496,11 +496,13 @@ impl Nic for Verbs {
                 inline: slot.inline,
                 max_sge: slot.max_sge as usize,
                 reads: slot.reads,
+                token,
+                signalled,
             };
             let slots = &self.slots;
             let free = |binding| Self::rebindable(slots, &asker, binding);
             let (memories, windows) = (&self.memories, &mut self.windows);
-            chain.build(token, signalled, &wr, &asker, memories, windows, free)
+            chain.build(&wr, &asker, memories, windows, free)
         };
         let note = match built {
             Built::Refused => {
@@ -805,7 +807,7 @@ impl Slot {
 }
 
 impl Trap {
-    fn new(domain: &Domain) -> Result<Self, Error> {
+    fn new(domain: &Domain) -> Result<Self, DeviceError> {
         let mut bytes = Box::new([0; 64]);
         let base = core::ptr::NonNull::from(&mut *bytes).cast();
         // SAFETY: the bytes are freed after the registration (see the drop), and nobody touches them.

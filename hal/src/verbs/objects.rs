@@ -12,12 +12,12 @@ use o2poll_dataplane::nic::{LKey, RKey, Rights};
 use rdma_core_sys::inline::{ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td};
 use rdma_core_sys::types::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    IBV_MW_TYPE_2, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
+    IBV_MW_TYPE_2, ibv_cq, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
 };
 
 use super::device::Device;
 use super::raw::{Cq, Mr, Mw, Pd, RawQp};
-use super::{Error, last_error};
+use super::{DeviceError, last_error};
 use crate::arena::Arena;
 
 /// A protection domain: what is made in different ones has nothing to do with each other.
@@ -61,7 +61,7 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says.
-    pub fn new(device: &Device) -> Result<Self, Error> {
+    pub fn new(device: &Device) -> Result<Self, DeviceError> {
         let context = device.context();
         // SAFETY: the context is open.
         let raw = unsafe { device.library().ibv_alloc_pd(context.raw) };
@@ -95,7 +95,11 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says; the limit of locked memory is the usual reason.
-    pub fn register_arena(&self, arena: &'static Arena, rights: Rights) -> Result<Memory, Error> {
+    pub fn register_arena(
+        &self,
+        arena: &'static Arena,
+        rights: Rights,
+    ) -> Result<Memory, DeviceError> {
         // SAFETY: it is mapped for ever, and its bytes are reached through the ranges it hands out, which go to
         // the device as values.
         unsafe { self.register(arena.base(), arena.len(), rights) }
@@ -114,7 +118,7 @@ impl Domain {
         base: NonNull<u8>,
         length: usize,
         rights: Rights,
-    ) -> Result<Memory, Error> {
+    ) -> Result<Memory, DeviceError> {
         let windows = self.device.offers_windows();
         let access = access(rights) | if windows { IBV_ACCESS_MW_BIND } else { 0 };
         // SAFETY: the domain is alive; the caller promises the memory.
@@ -152,7 +156,7 @@ impl Domain {
     ///
     /// # Errors
     /// As the library says, and when the device has none.
-    pub fn window(&self) -> Result<Window, Error> {
+    pub fn window(&self) -> Result<Window, DeviceError> {
         // SAFETY: the domain is alive.
         let raw = unsafe { ibv_alloc_mw(self.base.raw, IBV_MW_TYPE_2) };
         if raw.is_null() {
@@ -218,7 +222,9 @@ impl Window {
         RKey(unsafe { (*self.raw.raw).rkey })
     }
 
-    pub(super) const fn raw(&self) -> *mut ibv_mw {
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub const fn raw(&self) -> *mut ibv_mw {
         self.raw.raw
     }
 
@@ -243,7 +249,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     /// As the library says.
-    pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, Error> {
+    pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, DeviceError> {
         let context = device.context();
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {
@@ -289,6 +295,12 @@ impl CompletionQueue {
     #[must_use]
     pub const fn entries(&self) -> u32 {
         self.cqe
+    }
+
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub fn raw(&self) -> *mut ibv_cq {
+        self.raw.raw
     }
 
     /// Readable when the queue was armed and something has completed.

@@ -14,7 +14,7 @@ use o2poll_dataplane::nic::{
     Status, WrId,
 };
 
-use super::Error;
+use super::DeviceError;
 use super::device::Device;
 use super::nic::{Limits, Verbs};
 use super::objects::{CompletionQueue, Domain};
@@ -37,7 +37,7 @@ pub struct Findings {
 ///
 /// # Errors
 /// When not even a connection of the device with itself carries a message.
-pub fn probe(device: &Device, port: u8) -> Result<Findings, Error> {
+pub fn probe(device: &Device, port: u8) -> Result<Findings, DeviceError> {
     let mut findings = Findings {
         windows: device.offers_windows(),
         ..Findings::default()
@@ -93,7 +93,7 @@ impl<'d> Trial<'d> {
         domain: &'d Domain,
         port: u8,
         findings: &Findings,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, DeviceError> {
         let limits = Limits {
             queue_pairs: 2,
             send_wr: 8,
@@ -126,7 +126,7 @@ impl<'d> Trial<'d> {
         // SAFETY: the device value, which is dropped first, holds it, and the bytes are looked at as a whole only
         // when nothing is under way.
         let memory = unsafe { domain.register(base, 256, rights)? };
-        let full = || Error::Probe {
+        let full = || DeviceError::Probe {
             what: "did not fit".to_owned(),
             device: device.name().to_owned(),
         };

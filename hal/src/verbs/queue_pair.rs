@@ -15,7 +15,7 @@ use rdma_core_sys::types::{
 use super::device::{Device, Gid};
 use super::objects::{CompletionQueue, Domain, access};
 use super::raw::RawQp;
-use super::{Error, last_error};
+use super::{DeviceError, last_error};
 
 /// How large a queue pair is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,7 +78,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// When the device is too small for it, and as the library says.
-    pub fn new(domain: &Domain, cq: &CompletionQueue, shape: Shape) -> Result<Self, Error> {
+    pub fn new(domain: &Domain, cq: &CompletionQueue, shape: Shape) -> Result<Self, DeviceError> {
         let device = &domain.device;
         let attr = device.attributes();
         for (what, asked, most) in [
@@ -92,7 +92,7 @@ impl QueuePair {
         ] {
             let most = u32::try_from(most).unwrap_or(0);
             if asked > most {
-                return Err(Error::TooMany {
+                return Err(DeviceError::TooMany {
                     what,
                     asked,
                     most,
@@ -140,11 +140,17 @@ impl QueuePair {
         (self.send_depth, self.recv_depth)
     }
 
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub fn raw(&self) -> *mut ibv_qp {
+        self.raw.raw
+    }
+
     /// Connects it: INIT, RTR, RTS.
     ///
     /// # Errors
     /// As the library says.
-    pub fn connect(&mut self, device: &Device, path: &Path) -> Result<(), Error> {
+    pub fn connect(&mut self, device: &Device, path: &Path) -> Result<(), DeviceError> {
         let mut rights = Rights::REMOTE_WRITE | Rights::LOCAL_WRITE;
         // Without the right a READ is refused; without it and without resources rxe's requests never end.
         if path.responder_resources > 0 {
@@ -215,7 +221,7 @@ impl QueuePair {
         device: &Device,
         attr: &mut ibv_qp_attr,
         mask: ibv_qp_attr_mask,
-    ) -> Result<(), Error> {
+    ) -> Result<(), DeviceError> {
         if mask & IBV_QP_RETRY_CNT != 0 {
             attr.retry_cnt = device.quirks().retries(attr.retry_cnt);
         }
@@ -223,7 +229,7 @@ impl QueuePair {
         let failed =
             unsafe { (self.raw.context().calls.modify_qp)(self.raw.raw, attr, mask.cast_signed()) };
         if failed != 0 {
-            return Err(Error::Call {
+            return Err(DeviceError::Call {
                 what: "ibv_modify_qp",
                 device: device.name().to_owned(),
                 source: io::Error::from_raw_os_error(failed),
@@ -240,7 +246,7 @@ impl QueuePair {
         cq: &CompletionQueue,
         shape: Shape,
         inline: u32,
-    ) -> Result<(*mut ibv_qp, ibv_qp_cap), Error> {
+    ) -> Result<(*mut ibv_qp, ibv_qp_cap), DeviceError> {
         let device = &domain.device;
         let mut attr = ibv_qp_init_attr {
             send_cq: cq.raw.raw,

@@ -99,15 +99,15 @@ impl Stub {
         Self { context, pd }
     }
 
-    /// A device value over it.
+    /// A completion queue.
     #[must_use]
-    pub fn nic(&self, limits: Limits, quirks: Quirks) -> Verbs {
+    pub fn completion_queue(&self) -> CompletionQueue {
         let raw = Box::into_raw(Box::new(ibv_cq {
             context: self.context.raw,
             cqe: 1 << 16,
             ..Default::default()
         }));
-        let cq = CompletionQueue {
+        CompletionQueue {
             raw: Arc::new(Cq {
                 raw,
                 channel: None,
@@ -115,7 +115,13 @@ impl Stub {
                 context: Arc::clone(&self.context),
             }),
             cqe: 1 << 16,
-        };
+        }
+    }
+
+    /// A device value over it.
+    #[must_use]
+    pub fn nic(&self, limits: Limits, quirks: Quirks) -> Verbs {
+        let cq = self.completion_queue();
         let capabilities = Capabilities {
             mechanisms: Mechanisms::WINDOW,
             max_fragments: 0,
@@ -137,6 +143,12 @@ impl Stub {
     /// A queue pair that reports to it, ready to send.
     #[must_use]
     pub fn queue_pair(&self, nic: &Verbs, shape: Shape) -> QueuePair {
+        self.queue_pair_of(nic.completion_queue(), shape)
+    }
+
+    /// A queue pair that reports to this completion queue, ready to send.
+    #[must_use]
+    pub fn queue_pair_of(&self, cq: &CompletionQueue, shape: Shape) -> QueuePair {
         let provider = self.provider();
         // SAFETY: the provider lives as long as the context, and this thread alone uses it.
         let number = unsafe {
@@ -152,7 +164,7 @@ impl Stub {
             raw: Arc::new(RawQp {
                 raw,
                 pd: Arc::clone(&self.pd),
-                cq: Arc::clone(&nic.completion_queue().raw),
+                cq: Arc::clone(&cq.raw),
             }),
             send_depth: shape.send_depth,
             recv_depth: shape.recv_depth,
@@ -334,7 +346,7 @@ unsafe fn seen(wr: &ibv_send_wr) -> Posted {
             send_flags: wr.send_flags,
             pieces: pieces.collect(),
             word: wr.__bindgen_anon_1.invalidate_rkey,
-            remote: remote.then(|| (wr.wr.rdma.remote_addr, wr.wr.rdma.rkey)),
+            remote: remote.then_some((wr.wr.rdma.remote_addr, wr.wr.rdma.rkey)),
             bind: (wr.opcode == IBV_WR_BIND_MW).then(|| {
                 let bind = wr.__bindgen_anon_2.bind_mw;
                 Bind {
