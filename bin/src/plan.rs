@@ -28,10 +28,23 @@ impl Plan {
     /// # Errors
     /// What cannot be done on this device, or not by this program.
     pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, NodeError> {
+        let Device::Soft(device) = &config.device else {
+            return Err(NodeError::UnknownDevice);
+        };
+        let most = device.windows.unwrap_or(u32::MAX);
+        Self::on(config, machine, profile(config)?, most)
+    }
+
+    /// Works it out for a device with the capabilities of this profile, and so many windows.
+    pub(crate) fn on(
+        config: &Config,
+        machine: &Machine<'_>,
+        profile: Profile,
+        most: u32,
+    ) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
         one_core_each(config, &placement)?;
         one_writer_each(config)?;
-        let profile = profile(config)?;
         let tunables = &config.tunables;
         let wanted = Shape {
             connections: connections(config.nodes.len()),
@@ -58,12 +71,8 @@ impl Plan {
                 wanted.writes_at_once,
             ));
         }
-        let Device::Soft(device) = &config.device else {
-            return Err(NodeError::UnknownDevice);
-        };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let windows = 2 * shape.connections * usize::from(shape.queue_depth);
-        let most = device.windows.unwrap_or(u32::MAX);
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
         if windows > most {

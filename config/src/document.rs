@@ -173,13 +173,17 @@ fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
         .table("soft", "`soft`", "soft = { profile = \"frwr\" }")
         .map(soft);
     if section.has("verbs") {
-        let _: Option<At<()>> = section.or("verbs", (), |_| {
-            Err(Wrong::new(
-                "is not in this build",
-                "a device of libibverbs",
-                "use soft = { profile = \"frwr\" }, the software device",
-            ))
-        });
+        let verbs = section.or("verbs", String::new(), verbs);
+        if section.has("soft") {
+            mistakes.push(Diagnostic::new(
+                "[device] names two devices",
+                section.span(),
+                "",
+                "leave soft or verbs out",
+            ));
+        }
+        section.finish(|_| None);
+        return verbs.map(|name| Device::Verbs(name.value));
     } else if !section.has("soft") {
         mistakes.push(Diagnostic::new(
             "[device] names no device",
@@ -190,6 +194,20 @@ fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
     }
     section.finish(|_| None);
     soft.flatten().map(Device::Soft)
+}
+
+fn verbs(found: &DeValue<'_>) -> Result<String, Wrong> {
+    if !cfg!(feature = "verbs") {
+        return Err(Wrong::new(
+            "is not in this build",
+            "a device of libibverbs",
+            "use soft = { profile = \"frwr\" }, the software device, or build with `cargo build --features verbs`",
+        ));
+    }
+    match found {
+        DeValue::String(name) if !name.is_empty() => Ok(name.to_string()),
+        _ => Err(Wrong::kind("the name of a device", found, "\"rxe0\"")),
+    }
 }
 
 fn soft(mut section: Section<'_>) -> Option<Soft> {

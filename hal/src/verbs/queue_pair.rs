@@ -204,7 +204,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As the library says.
-    pub fn reset(&mut self, device: &Device) -> Result<(), Error> {
+    pub fn reset(&mut self, device: &Device) -> Result<(), DeviceError> {
         let mut attr = ibv_qp_attr {
             qp_state: IBV_QPS_RESET,
             ..Default::default()

@@ -27,7 +27,7 @@ use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -212,7 +212,7 @@ pub enum CmError {
     },
     /// The device refused something.
     #[error(transparent)]
-    Device(super::Error),
+    Device(super::DeviceError),
     /// A call of librdmacm failed.
     #[error("{what}: {source}")]
     Call {
@@ -1000,6 +1000,22 @@ impl Core {
     fn make(&self, shape: Shape) -> Result<QueuePair, CmError> {
         QueuePair::new(&self.domain, &self.cq, shape).map_err(CmError::Device)
     }
+}
+
+/// Sleeps until one of them is readable, at most so long (`poll(2)`).
+pub fn wait(descriptors: &[BorrowedFd<'_>], patience: Duration) {
+    let mut polled: Vec<libc::pollfd> = descriptors
+        .iter()
+        .map(|descriptor| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let count = libc::nfds_t::try_from(polled.len()).unwrap_or(0);
+    let patience = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: as many elements as is said, borrowed for the call. Whatever it answers, the caller looks.
+    unsafe { libc::poll(polled.as_mut_ptr(), count, patience) };
 }
 
 fn ip(nid: Nid) -> Ipv4Addr {
