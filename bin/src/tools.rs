@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::path::PathBuf;
+#[cfg(not(feature = "verbs"))]
 use std::process::ExitCode;
 
 use clap::Args;

@@ -275,6 +275,8 @@ impl Id {
 
     /// INIT to RTS: both sides can send and receive.
     pub(super) fn make_ready(&self, qp: &mut QueuePair, device: &Device) -> Result<(), CmError> {
+        // Again: before the REQ was sent, the kernel answered with no access rights at all.
+        self.move_on(qp, device, IBV_QPS_INIT)?;
         self.move_on(qp, device, IBV_QPS_RTR)?;
         self.move_on(qp, device, IBV_QPS_RTS)
     }
