@@ -174,8 +174,15 @@ mod commands {
                 if length == 0 {
                     break;
                 }
-                match client.get(target, at, length)? {
-                    Ok(bytes) => {
+                // What is short goes as a message, and one that matches nothing is dropped without an answer, as in LNet. So
+                // a short piece is asked for together with what is there already.
+                let again = match end_at {
+                    None if length < SHORT => SHORT.min(at - args.offset),
+                    _ => 0,
+                };
+                match client.get(target, at - again, length + again)? {
+                    Ok(mut bytes) => {
+                        bytes.drain(..bytes.len().min(again as usize));
                         file.write_all(&bytes)
                             .map_err(|error| local("write", &args.output.display(), &error))?;
                         got += bytes.len() as u64;
@@ -184,6 +191,10 @@ mod commands {
                     }
                     // It ends before: how long it is, only a smaller transfer tells.
                     Err(endpoint::Error::Peer(ENODATA)) if end_at.is_none() => size = length / 2,
+                    Err(endpoint::Error::TimedOut) if end_at.is_none() && length < SHORT => {
+                        let hint = "nothing there is so long, or nobody answers: say --length";
+                        return Err(Trouble(BROKEN, format!("at offset {at}: {hint}")));
+                    }
                     Err(error) => return Err(Trouble(BROKEN, at_offset(&error, at))),
                 }
             }
@@ -280,6 +291,8 @@ mod commands {
         }
     }
 
+    /// Longer than what fits into a message.
+    const SHORT: u32 = 4096;
     /// Nothing there matches.
     const ENODATA: i32 = -61;
 }

@@ -105,3 +105,66 @@ capture_stop() {
     grep -q '^0 packets dropped' "$DIR/tcpdump" || fail "the capture is not complete"
     cp /run/wire.pcap "$DIR/wire.pcap"
 }
+
+# DIR/pair.toml: 10.9.0.1 exports, 10.9.0.2 copies and works for SECONDS.
+node_file() {
+    [ -e "$DIR/file.bin" ] || head -c 1500000 /dev/urandom >"$DIR/file.bin"
+    cat >"$DIR/pair.toml" <<END
+device = { verbs = "rxe0" }
+memory = { huge_pages = "off", mlock = "try" }
+tunables = { timeout = "${2:-20}s", abandon_limit = "${2:-20}s", idle = "yield" }
+
+[[node]]
+nid = "10.9.0.1@o2ib"
+export = [
+    { name = "file", portal = 50, match_bits = 0x1, file = "file.bin" },
+    { name = "copy", portal = 51, match_bits = 0x100, size = "2 MiB", writable = true },
+    { name = "scratch", portal = 52, match_bits = 0x200, size = "4 MiB", writable = true },
+]
+
+[[node]]
+nid = "10.9.0.2@o2ib"
+
+[node.copy]
+peer = "10.9.0.1@o2ib"
+file = "file"
+into = "copy"
+
+[node.workload]
+peer = "10.9.0.1@o2ib"
+region = "scratch"
+sizes = ["512 B", "8 KiB", "64 KiB", "1 MiB"]
+in_flight = 4
+duration = "${1:-2}s"
+END
+}
+
+# Starts the node that exports; its process is TARGET, its output DIR/NAME.
+start_target() {
+    "$O2POLL" run "$DIR/pair.toml" --node 10.9.0.1@o2ib -v >"$DIR/$1" 2>&1 &
+    TARGET=$!
+    until_true 60 grep -q ready "$DIR/$1" || { cat "$DIR/$1"; fail "the target does not listen"; }
+}
+
+# Ends it, and wants it to have nothing left over.
+stop_target() {
+    kill -INT "$TARGET"
+    wait "$TARGET" || { cat "$DIR/$1"; fail "the target ends with status $?"; }
+}
+
+initiator() {
+    timeout "${1:-100}" "$O2POLL" run "$DIR/pair.toml" --node 10.9.0.2@o2ib -v
+}
+
+ping_target() {
+    timeout 40 "$O2POLL" ping 10.9.0.1@o2ib --from 10.9.0.2@o2ib --timeout 20s "$@"
+}
+
+# What the kernel holds of processes: everything but its own management queue pair.
+resources() {
+    rdma resource show rxe0
+}
+
+gone_within() {
+    until_true "$2" sh -c "! kill -0 $1"
+}
