@@ -191,7 +191,6 @@ impl Client {
         self.control.stop(Duration::from_secs(20)).map(|_| ())
     }
 
-    #[expect(clippy::type_complexity, reason = "an event's two halves")]
     fn transfer(
         &mut self,
         target: Target,

@@ -27,7 +27,7 @@ use o2poll_dataplane::ring::{Consumer, Producer};
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::arena::Arena;
 use o2poll_hal::clock::{self, Clock};
-use o2poll_hal::verbs::cm::{self, Dial, Effect, Id, Manager, SERVICE, Settings};
+use o2poll_hal::verbs::cm::{self, Dial, Effect, Ending, Id, Manager, SERVICE, Settings};
 use o2poll_hal::verbs::{
     CompletionQueue, Device, Domain, Findings, Limits, Memory, Shape as PairShape, Verbs, probe,
 };
@@ -580,13 +580,16 @@ impl Side {
                 self.connections.remove(&connection);
                 self.notice(Notice::Gone { connection });
                 let peer = self.manager.peer(token).unwrap_or(Nid::ANY);
-                let unasked = self.manager.gone(token, qp);
                 let node = self.nid;
+                let (lost, why) = match self.manager.gone(token, qp) {
+                    Ending::Asked => (false, why.to_string()),
+                    Ending::Core => (true, why.to_string()),
+                    Ending::Failed(failure) => (true, failure.to_string()),
+                };
                 log.push(format!(
                     "{node}: the connection with {peer} has ended: {why}"
                 ));
-                if unasked {
-                    let why = why.to_string();
+                if lost {
                     return Ok(Some(NodeError::Lost { node, peer, why }));
                 }
             }

@@ -85,9 +85,7 @@ pub fn run(
         match control.turn(NAP) {
             Ok(()) => {}
             // A node that only serves lives longer than its peers.
-            Err(error @ NodeError::Lost { .. }) if serves => {
-                watcher.line(&error.to_string(), true);
-            }
+            Err(NodeError::Lost { .. }) if serves => {}
             // Its transfers fail, and the jobs come to an end by that.
             Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
             Err(error) => return Err(error),

@@ -118,6 +118,17 @@ pub enum Dial {
     Failed(Failure),
 }
 
+/// Who wanted the end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// This node, or a peer that had made the connection.
+    Asked,
+    /// The core: it has seen an error, and says which.
+    Core,
+    /// Nobody here.
+    Failed(Failure),
+}
+
 /// Why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -484,15 +495,21 @@ impl Manager {
         self.refuse_for_room(id);
     }
 
-    /// A core has given the queue pair back. True when nobody had asked for that.
-    pub fn gone(&mut self, id: Id, qp: QueuePair) -> bool {
+    /// A core has given the queue pair back; who wanted the end.
+    pub fn gone(&mut self, id: Id, qp: QueuePair) -> Ending {
         let Some(end) = self.ends.get_mut(&id) else {
-            return false;
+            return Ending::Asked;
         };
         end.adopted = false;
         end.connection = None;
         end.qp = Some(qp);
         let unasked = matches!(end.state, State::PassiveWait | State::Established);
+        let ending = match (&end.failure, end.dial) {
+            _ if unasked => Ending::Core,
+            // Who was asked may be left when its peer has done what it wanted.
+            (Some(Failure::Closed) | None, _) | (Some(Failure::BrokenOff), None) => Ending::Asked,
+            (Some(failure), _) => Ending::Failed(failure.clone()),
+        };
         // The core has seen an error: for the connection manager that is this side's wish.
         self.feed(
             id,
@@ -502,7 +519,7 @@ impl Manager {
                 Event::Drained
             },
         );
-        unasked
+        ending
     }
 
     /// Ends a connection from this side.
