@@ -234,6 +234,8 @@ impl Node {
             queue_depth: plan.depth,
             max_frags: 257,
             high_water: (plan.depth / 2).max(1),
+            kills_keys: false,
+            keys_killed: false,
         };
         self.terms.push(terms);
         self.order(Order::Adopt {
@@ -423,7 +425,7 @@ pub fn device(
 pub fn lane() -> Lane<'static> {
     Lane {
         returned: lend_one(Returned::new()),
-        slots: places(1024, LapSlot::new),
+        slots: places(64, LapSlot::new),
     }
 }
 

@@ -85,6 +85,30 @@ enum ProfileArg {
     Frwr,
     /// What user space has on ConnectX-4 and later.
     Mlx5,
+    /// Page lists without gaps.
+    Mlx4,
+    /// Type-2B memory windows only.
+    Windows,
+    /// The same as soft-RoCE has them.
+    Rxe,
+    /// No fast registration: only mappings of the control side.
+    Mthca,
+    /// Nothing but the key of the arena.
+    Bare,
+}
+
+impl From<ProfileArg> for SoftProfile {
+    fn from(profile: ProfileArg) -> Self {
+        match profile {
+            ProfileArg::Frwr => Self::Frwr,
+            ProfileArg::Mlx5 => Self::Mlx5,
+            ProfileArg::Mlx4 => Self::Mlx4,
+            ProfileArg::Windows => Self::Windows,
+            ProfileArg::Rxe => Self::Rxe,
+            ProfileArg::Mthca => Self::Mthca,
+            ProfileArg::Bare => Self::Bare,
+        }
+    }
 }
 
 /// Does what the command line says.
@@ -102,6 +126,7 @@ pub(crate) fn main() -> ExitCode {
 fn run_file(args: &RunArgs) -> ExitCode {
     let overrides = Overrides {
         export: args.export.clone(),
+        profile: args.profile.map(SoftProfile::from),
     };
     let machine = Machine::this();
     let config = match Config::load_with(&args.file, &overrides, &machine) {
@@ -197,12 +222,6 @@ fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
             }
             workload.verify &= !args.no_verify;
         }
-    }
-    if let (Some(profile), Device::Soft(soft)) = (args.profile, &mut config.device) {
-        soft.profile = match profile {
-            ProfileArg::Frwr => SoftProfile::Frwr,
-            ProfileArg::Mlx5 => SoftProfile::Mlx5,
-        };
     }
     config
 }

@@ -191,6 +191,7 @@ impl<A: Application> Control<A> {
                 max_frags: config.tunables.max_frags,
                 high_water: config.tunables.peer_credits_hiw.into(),
                 require_privileged_port: false,
+                extensions: plan.extensions(node),
                 ready: true,
             });
             sides.push(Side {

@@ -3,6 +3,7 @@
 use o2poll_config as config;
 use o2poll_config::{Config, Content, Device, Machine, Placement, SoftProfile};
 use o2poll_dataplane::memory::MESSAGE_BYTES;
+use o2poll_dataplane::peer::Extensions;
 use o2poll_dataplane::poller::{Shape, Sizes};
 use o2poll_dataplane::wire::Nid;
 use o2poll_soft::{self as soft, Profile};
@@ -18,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) profile: Profile,
     /// What every node holds, its entries aside.
     pub(crate) shape: Shape,
+    /// No key outlives its transfer.
+    pub(crate) keys_are_short: bool,
     /// What was made smaller than asked for, as sentences.
     pub(crate) notes: Vec<String>,
 }
@@ -31,7 +34,7 @@ impl Plan {
         let Device::Soft(device) = &config.device else {
             return Err(NodeError::UnknownDevice);
         };
-        let most = device.windows.unwrap_or(u32::MAX);
+        let most = device.max_windows.unwrap_or(u32::MAX);
         Self::on(config, machine, profile(config)?, most)
     }
 
@@ -86,8 +89,22 @@ impl Plan {
             placement,
             profile,
             shape,
+            keys_are_short: config.memory.exposure == config::Exposure::None,
             notes,
         })
+    }
+
+    /// What a node offers to nodes of its own kind. Keys of the arena outlive every transfer, so where they are given out
+    /// no peer may kill what it is given.
+    pub(crate) fn extensions(&self, node: &config::Node) -> Extensions {
+        let mut offer = Extensions::empty();
+        if node.extensions.send_with_invalidate && self.profile.capabilities.remote_invalidate {
+            offer |= Extensions::SENDS_INVALIDATE;
+            if self.keys_are_short {
+                offer |= Extensions::KEYS_MAY_BE_KILLED;
+            }
+        }
+        offer
     }
 
     /// What one node holds.
@@ -182,24 +199,39 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
     let Device::Soft(device) = &config.device else {
         return Err(NodeError::UnknownDevice);
     };
-    let mut profile = match device.profile {
-        SoftProfile::Frwr => Profile::frwr(),
-        SoftProfile::Mlx5 => Profile::mlx5(),
-        _ => return Err(NodeError::UnknownDevice),
-    };
+    let mut profile = profile_of(device.profile).ok_or(NodeError::UnknownDevice)?;
+    if let Some(given) = device.max_qp {
+        profile.max_qp = given;
+    }
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
         (&mut capabilities.max_fragments, device.max_fragments),
+        (&mut capabilities.max_pages, device.max_pages),
         (&mut capabilities.max_sge, device.max_sge),
         (&mut capabilities.max_send_wr, device.max_send_wr),
+        (&mut capabilities.max_recv_wr, device.max_recv_wr),
         (&mut capabilities.max_cqe, device.max_cqe),
-        (&mut capabilities.max_windows, device.windows),
+        (&mut capabilities.max_windows, device.max_windows),
     ] {
         if let Some(given) = given {
             *limit = given;
         }
     }
     Ok(profile)
+}
+
+/// `None` for a profile that this program does not know.
+pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
+    Some(match profile {
+        SoftProfile::Frwr => Profile::frwr(),
+        SoftProfile::Mlx5 => Profile::mlx5(),
+        SoftProfile::Mlx4 => Profile::mlx4(),
+        SoftProfile::Windows => Profile::windows(),
+        SoftProfile::Rxe => Profile::rxe(),
+        SoftProfile::Mthca => Profile::mthca(),
+        SoftProfile::Bare => Profile::bare(),
+        _ => return None,
+    })
 }
 
 /// One connection in each direction with every other node.
@@ -325,7 +357,7 @@ mod tests {
 
     #[test]
     fn few_windows_are_used_and_it_is_said() {
-        let plan = plan(&nodes("windows = 3", "")).unwrap();
+        let plan = plan(&nodes("max_windows = 3", "")).unwrap();
         assert_eq!(plan.shape.windows, 3);
         assert!(plan.notes[0].contains("3 windows"), "{:?}", plan.notes);
     }

@@ -287,7 +287,7 @@ fn a_small_device_is_used_within_its_limits_and_it_is_said() {
     folder.write("data", data(200_000));
     let text_of = nodes("", "4 MiB", &format!("{COPY}{WORKLOAD}")).replace(
         "profile = \"frwr\"",
-        "profile = \"frwr\", max_fragments = 4, max_sge = 2, max_send_wr = 40, max_cqe = 128, windows = 5",
+        "profile = \"frwr\", max_fragments = 4, max_sge = 2, max_send_wr = 40, max_cqe = 128, max_windows = 5",
     );
     let file = folder.write("nodes.toml", text_of);
     let output = o2poll(&[

@@ -3,7 +3,8 @@
 use crate::Machine;
 use crate::document::{Draft, DraftCopy, DraftExport, DraftNode, DraftWorkload};
 use crate::model::{
-    Config, Content, CopyJob, Cores, Export, ExportRef, MAX_PIECES, Node, WeightedSize, Workload,
+    Config, Content, CopyJob, Cores, Device, Export, ExportRef, Exposure, MAX_PIECES, Node,
+    SoftProfile, WeightedSize, Workload,
 };
 use crate::reader::{At, Mistakes};
 use crate::report::Diagnostic;
@@ -21,6 +22,7 @@ pub(crate) fn check(
     machine: &Machine<'_>,
     mistakes: &Mistakes,
 ) -> Option<Config> {
+    way_to_large_buffers(draft, mistakes);
     distinct_nids(draft, mistakes);
     distinct_cores(draft, machine, mistakes);
     let nodes: Vec<Option<Node>> = draft
@@ -49,6 +51,7 @@ pub(crate) fn check(
             Some(Node {
                 nid: node.nid.as_ref()?.value,
                 cores: node.cores.as_ref()?.value.clone(),
+                extensions: node.extensions?,
                 exports: exports.into_iter().collect::<Option<_>>()?,
                 copy: match copy {
                     None => None,
@@ -63,11 +66,36 @@ pub(crate) fn check(
         .collect();
     Some(Config {
         origin: origin.to_owned(),
-        device: draft.device.clone()?,
+        device: draft.device.as_ref()?.value.clone(),
         memory: draft.memory?,
         tunables: draft.tunables?,
         nodes: nodes.into_iter().collect::<Option<_>>()?,
     })
+}
+
+/// A device that has nothing but the arena's key moves no more than fits a message if that key is not given out.
+fn way_to_large_buffers(draft: &Draft, mistakes: &Mistakes) {
+    let (Some(device), Some(exposure)) = (&draft.device, &draft.exposure) else {
+        return;
+    };
+    let Device::Soft(soft) = &device.value else {
+        return;
+    };
+    if soft.profile == SoftProfile::Bare && exposure.value == Exposure::None {
+        mistakes.push(
+            Diagnostic::new(
+                if draft.profile_overridden {
+                    "--profile bare cannot put a key over one buffer"
+                } else {
+                    "the profile `bare` cannot put a key over one buffer"
+                },
+                device.span.clone(),
+                "nothing but the key of the whole arena",
+                "write exposure = \"arena\" under [memory], which gives that key to every peer, or choose another profile",
+            )
+            .and_if(exposure.given, &exposure.span, "forbids that key"),
+        );
+    }
 }
 
 fn distinct_nids(draft: &Draft, mistakes: &Mistakes) {

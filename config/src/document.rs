@@ -10,11 +10,12 @@ use o2poll_dataplane::wire::nid::O2IB;
 use toml::de::{DeTable, DeValue};
 
 use crate::model::{
-    Cores, Device, Idle, MAX_IN_FLIGHT, MAX_TRANSFER, Memory, Soft, SoftProfile, Tunables, Wish,
+    Cores, Device, Exposure, Extensions, Idle, MAX_IN_FLIGHT, MAX_TRANSFER, Memory, Soft,
+    SoftProfile, Tunables, Wish,
 };
 use crate::reader::{
     At, Mistakes, Section, Wrong, array, bits, boolean, choice, duration, integer, number, size,
-    string,
+    string, switch,
 };
 use crate::report::Diagnostic;
 use crate::{Machine, Overrides};
@@ -22,7 +23,10 @@ use crate::{Machine, Overrides};
 /// A node file with every key read and no key compared with another. `None` is a mistake that is written down.
 #[derive(Debug)]
 pub(crate) struct Draft {
-    pub(crate) device: Option<Device>,
+    pub(crate) device: Option<At<Device>>,
+    /// The command line has chosen its profile.
+    pub(crate) profile_overridden: bool,
+    pub(crate) exposure: Option<At<Exposure>>,
     pub(crate) memory: Option<Memory>,
     pub(crate) tunables: Option<Tunables>,
     pub(crate) nodes: Vec<DraftNode>,
@@ -32,6 +36,7 @@ pub(crate) struct Draft {
 pub(crate) struct DraftNode {
     pub(crate) nid: Option<At<Nid>>,
     pub(crate) cores: Option<At<Cores>>,
+    pub(crate) extensions: Option<Extensions>,
     pub(crate) exports: Vec<DraftExport>,
     pub(crate) copy: Option<DraftCopy>,
     pub(crate) workload: Option<DraftWorkload>,
@@ -99,7 +104,7 @@ pub(crate) fn read(
         "[device]",
         "[device] and below it soft = { profile = \"frwr\" }",
     ) {
-        Some(section) => device(section, mistakes),
+        Some(section) => device(section, overrides.profile, mistakes),
         None => {
             if !top.has("device") {
                 missing(
@@ -119,7 +124,7 @@ pub(crate) fn read(
         "[memory]",
         "[memory] and below it mlock = \"try\"",
     );
-    let memory = memory(section.unwrap_or_else(|| absent("[memory]")));
+    let (memory, exposure) = memory(section.unwrap_or_else(|| absent("[memory]")));
     let section = top.table(
         "tunables",
         "[tunables]",
@@ -148,11 +153,13 @@ pub(crate) fn read(
         ));
     }
     top.finish(|key| match key {
-        "nodes" | "export" | "copy" | "workload" => Some("nodes are written as [[node]], and what belongs to them as [[node.export]], [node.copy], [node.workload]"),
+        "nodes" | "export" | "extensions" | "copy" | "workload" => Some("nodes are written as [[node]], and what belongs to them as [[node.export]], [node.extensions], [node.copy], [node.workload]"),
         _ => None,
     });
     Draft {
         device,
+        profile_overridden: overrides.profile.is_some(),
+        exposure,
         memory,
         tunables,
         nodes,
@@ -168,10 +175,14 @@ fn missing(top: &Section<'_>, mistakes: &Mistakes, what: &str, remedy: &str) {
     ));
 }
 
-fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
+fn device(
+    mut section: Section<'_>,
+    replacement: Option<SoftProfile>,
+    mistakes: &Mistakes,
+) -> Option<At<Device>> {
     let soft = section
         .table("soft", "`soft`", "soft = { profile = \"frwr\" }")
-        .map(soft);
+        .map(|section| soft(section, replacement));
     if section.has("verbs") {
         let verbs = section.or("verbs", String::new(), verbs);
         if section.has("soft") {
@@ -183,7 +194,11 @@ fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
             ));
         }
         section.finish(|_| None);
-        return verbs.map(|name| Device::Verbs(name.value));
+        return verbs.map(|name| At {
+            value: Device::Verbs(name.value),
+            span: name.span,
+            given: name.given,
+        });
     } else if !section.has("soft") {
         mistakes.push(Diagnostic::new(
             "[device] names no device",
@@ -193,7 +208,7 @@ fn device(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Device> {
         ));
     }
     section.finish(|_| None);
-    soft.flatten().map(Device::Soft)
+    soft.flatten()
 }
 
 fn verbs(found: &DeValue<'_>) -> Result<String, Wrong> {
@@ -210,34 +225,50 @@ fn verbs(found: &DeValue<'_>) -> Result<String, Wrong> {
     }
 }
 
-fn soft(mut section: Section<'_>) -> Option<Soft> {
-    let profile = section.or(
-        "profile",
-        SoftProfile::Frwr,
-        choice(&[("frwr", SoftProfile::Frwr), ("mlx5", SoftProfile::Mlx5)]),
-    );
+/// Stands where its profile does.
+fn soft(mut section: Section<'_>, replacement: Option<SoftProfile>) -> Option<At<Device>> {
+    let names = SoftProfile::ALL.map(|profile| (profile.name(), profile));
+    let profile = section.or("profile", SoftProfile::Frwr, choice(&names));
     let mut limit = |key, range| {
         section
             .or(key, None, |found| integer(range)(found).map(Some))
             .map(|at| at.value)
     };
     let max_fragments = limit("max_fragments", 1..=257);
+    let max_pages = limit("max_pages", 1..=257);
     let max_sge = limit("max_sge", 1..=257);
     let max_send_wr = limit("max_send_wr", 16..=65_536);
+    let max_recv_wr = limit("max_recv_wr", 4..=65_536);
     let max_cqe = limit("max_cqe", 16..=4_194_304);
-    let windows = limit("windows", 1..=1_048_576);
-    section.finish(|_| None);
-    Some(Soft {
-        profile: profile?.value,
-        max_fragments: max_fragments?,
-        max_sge: max_sge?,
-        max_send_wr: max_send_wr?,
-        max_cqe: max_cqe?,
-        windows: windows?,
+    let max_windows = limit("max_windows", 1..=1_048_576);
+    let max_qp = limit("max_qp", 1..=1_048_576);
+    section.finish(|key| match key {
+        "max_qp_wr" => Some("it has two names here: max_send_wr and max_recv_wr"),
+        "windows" => Some("it is named max_windows"),
+        "max_mr" | "max_mw" | "max_regions" | "max_mappings" => {
+            Some("max_windows counts windows, regions and mappings of one core")
+        }
+        _ => None,
+    });
+    let profile = profile?;
+    Some(At {
+        value: Device::Soft(Soft {
+            profile: replacement.unwrap_or(profile.value),
+            max_fragments: max_fragments?,
+            max_pages: max_pages?,
+            max_sge: max_sge?,
+            max_send_wr: max_send_wr?,
+            max_recv_wr: max_recv_wr?,
+            max_cqe: max_cqe?,
+            max_windows: max_windows?,
+            max_qp: max_qp?,
+        }),
+        span: profile.span,
+        given: profile.given,
     })
 }
 
-fn memory(mut section: Section<'_>) -> Option<Memory> {
+fn memory(mut section: Section<'_>) -> (Option<Memory>, Option<At<Exposure>>) {
     let wish = [
         ("try", Wish::Try),
         ("require", Wish::Require),
@@ -245,11 +276,22 @@ fn memory(mut section: Section<'_>) -> Option<Memory> {
     ];
     let huge_pages = section.or("huge_pages", Wish::Try, choice(&wish));
     let mlock = section.or("mlock", Wish::Try, choice(&wish));
+    let exposure = section.or(
+        "exposure",
+        Exposure::None,
+        choice(&[("none", Exposure::None), ("arena", Exposure::Arena)]),
+    );
+    let staging = section.or("staging", 4, integer(0..=256));
     section.finish(|_| None);
-    Some(Memory {
-        huge_pages: huge_pages?.value,
-        mlock: mlock?.value,
-    })
+    let memory = || {
+        Some(Memory {
+            huge_pages: huge_pages?.value,
+            mlock: mlock?.value,
+            exposure: exposure.as_ref()?.value,
+            staging: staging?.value,
+        })
+    };
+    (memory(), exposure)
 }
 
 fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
@@ -258,6 +300,12 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
         integer(1_u8..=254)(found).map(Some)
     });
     let max_frags = section.or("max_frags", 257, integer(1..=257));
+    let map_on_demand = section.or("map_on_demand", 1, integer(0..=256));
+    let pool_size = section.or("fmr_pool_size", 512_u32, integer(1..=65_536));
+    let flush_trigger = section.or("fmr_flush_trigger", None, |found| {
+        integer(1_u32..=65_536)(found).map(Some)
+    });
+    let fmr_cache = section.or("fmr_cache", true, switch);
     let span = Duration::from_millis(1)..=Duration::from_secs(86_400);
     let timeout = section.or("timeout", Duration::from_secs(50), duration(span.clone()));
     let abandon_limit = section.or(
@@ -308,10 +356,15 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
             None,
         ) => Some(hiw),
     };
+    let flush_trigger = flush_trigger_of(flush_trigger, pool_size.as_ref(), mistakes);
     Some(Tunables {
         peer_credits: credits?,
         peer_credits_hiw: hiw?,
         max_frags: max_frags?.value,
+        map_on_demand: map_on_demand?.value,
+        fmr_pool_size: pool_size?.value,
+        fmr_flush_trigger: flush_trigger?,
+        fmr_cache: fmr_cache?.value,
         timeout: timeout?.value,
         abandon_limit: abandon_limit?.value,
         keepalive: keepalive?.value,
@@ -320,9 +373,61 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
     })
 }
 
+/// ko2iblnd's defaults are 384 of 512, and so are ours of any other number.
+fn flush_trigger_of(
+    said: Option<At<Option<u32>>>,
+    pool_size: Option<&At<u32>>,
+    mistakes: &Mistakes,
+) -> Option<u32> {
+    let said = said?;
+    let Some(pool_size) = pool_size else {
+        return said.value;
+    };
+    let usual = pool_size.value.saturating_mul(3).div_ceil(4);
+    let Some(trigger) = said.value else {
+        return Some(usual);
+    };
+    if trigger > pool_size.value {
+        mistakes.push(
+            Diagnostic::new(
+                "`fmr_flush_trigger` is larger than the pool",
+                said.span,
+                format!(
+                    "1 to {} with fmr_pool_size = {}",
+                    pool_size.value, pool_size.value
+                ),
+                format!("leave it out for {usual}, three quarters of fmr_pool_size"),
+            )
+            .and_if(pool_size.given, &pool_size.span, "so many mappings"),
+        );
+    }
+    Some(trigger)
+}
+
+fn extensions(mut section: Section<'_>) -> Option<Extensions> {
+    let default = Extensions::default();
+    let send_with_invalidate = section.or(
+        "send_with_invalidate",
+        default.send_with_invalidate,
+        boolean,
+    );
+    section.finish(|_| None);
+    Some(Extensions {
+        send_with_invalidate: send_with_invalidate?.value,
+    })
+}
+
 fn node(mut section: Section<'_>, files: &mut Files<'_>, tunables: Option<&Tunables>) -> DraftNode {
     let nid = section.need("nid", "\"10.0.0.1@o2ib\"", nid);
     let cores = section.or("cores", Cores::Auto, cores(files.machine));
+    let has_extensions = section.has("extensions");
+    let extensions = section
+        .table(
+            "extensions",
+            "[node.extensions]",
+            "[node.extensions] and below it send_with_invalidate = true",
+        )
+        .map_or_else(|| (!has_extensions).then(Extensions::default), extensions);
     let exports = section
         .tables("export", "[[node.export]]")
         .into_iter()
@@ -352,6 +457,7 @@ fn node(mut section: Section<'_>, files: &mut Files<'_>, tunables: Option<&Tunab
     DraftNode {
         nid,
         cores,
+        extensions,
         exports,
         copy,
         workload,
@@ -615,12 +721,11 @@ fn cores(machine: &Machine<'_>) -> impl Fn(&DeValue<'_>) -> Result<Cores, Wrong>
 fn ko2iblnd_only(name: &str) -> Option<&'static str> {
     Some(match name {
         "cksum" => "checksums are never sent: kernels disagree on the sign of a byte in them",
-        "map_on_demand" | "use_fastreg_gaps" => {
+        "use_fastreg_gaps" => {
             "the mechanism of registration is chosen for each transfer from what the device has"
         }
-        "fmr_pool_size" | "fmr_flush_trigger" | "fmr_cache" | "ntx" => {
-            "pools are sized from peer_credits and the number of nodes"
-        }
+        "ntx" => "descriptors are sized from peer_credits and the number of nodes",
+        "exposure" | "staging" => "it belongs under [memory]",
         "nscheds" => "the number of polling threads follows from `cores` of the nodes",
         "concurrent_sends" => {
             "send queues are sized for every credit; concurrent_writes bounds the WRITEs of one transfer"

@@ -41,6 +41,8 @@ pub use units::parse_duration;
 pub struct Overrides {
     /// `--export PATH`: replaces the file of the first export that has one. Relative to the working directory.
     pub export: Option<PathBuf>,
+    /// `--profile NAME`: the software device behaves like this card.
+    pub profile: Option<SoftProfile>,
 }
 
 impl Config {

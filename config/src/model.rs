@@ -16,7 +16,7 @@ pub struct Config {
     pub origin: PathBuf,
     /// What the nodes are joined by.
     pub device: Device,
-    /// How memory is asked of the kernel.
+    /// How memory is asked of the kernel, and what of it peers may be shown.
     pub memory: Memory,
     /// LNet's and o2iblnd's numbers, the same for every node of the file.
     pub tunables: Tunables,
@@ -54,16 +54,22 @@ pub enum Device {
 pub struct Soft {
     /// Which card it behaves like.
     pub profile: SoftProfile,
-    /// Most pieces of a registered fragment list.
+    /// Most pieces of a registered fragment list, or of a mapping, 1 to 257.
     pub max_fragments: Option<u32>,
-    /// Most local pieces of one work request.
+    /// Most pages of a registered page list, 1 to 257.
+    pub max_pages: Option<u32>,
+    /// Most local pieces of one work request, 1 to 257.
     pub max_sge: Option<u32>,
-    /// Most send work requests of one queue pair.
+    /// Most send work requests of one queue pair, 16 to 65536.
     pub max_send_wr: Option<u32>,
-    /// Most entries of one completion queue.
+    /// Most receives of one queue pair, 4 to 65536.
+    pub max_recv_wr: Option<u32>,
+    /// Most entries of one completion queue, 16 to 2^22.
     pub max_cqe: Option<u32>,
-    /// Most windows (regions) of one core.
-    pub windows: Option<u32>,
+    /// Most windows (regions, mappings) of one core, 1 to 2^20.
+    pub max_windows: Option<u32>,
+    /// Most queue pairs of one core, 1 to 2^20.
+    pub max_qp: Option<u32>,
 }
 
 /// Which card the software device behaves like.
@@ -74,15 +80,41 @@ pub enum SoftProfile {
     Frwr,
     /// User-space UMR: at most 56 fragments, zero-based.
     Mlx5,
+    /// Page lists without gaps.
+    Mlx4,
+    /// Type-2B memory windows.
+    Windows,
+    /// Type-2B memory windows as soft-RoCE has them.
+    Rxe,
+    /// No fast registration: only mappings that the control side makes.
+    Mthca,
+    /// Nothing but the key of the arena.
+    Bare,
 }
 
 impl SoftProfile {
+    /// Each of them.
+    pub const ALL: [Self; 7] = [
+        Self::Frwr,
+        Self::Mlx5,
+        Self::Mlx4,
+        Self::Windows,
+        Self::Rxe,
+        Self::Mthca,
+        Self::Bare,
+    ];
+
     /// As written in a file.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Frwr => "frwr",
             Self::Mlx5 => "mlx5",
+            Self::Mlx4 => "mlx4",
+            Self::Windows => "windows",
+            Self::Rxe => "rxe",
+            Self::Mthca => "mthca",
+            Self::Bare => "bare",
         }
     }
 }
@@ -94,6 +126,20 @@ pub struct Memory {
     pub huge_pages: Wish,
     /// Arenas locked in memory.
     pub mlock: Wish,
+    /// Whether a peer may be given the key that lies over a whole arena. Default none.
+    pub exposure: Exposure,
+    /// Buffers of 1 MiB per core that data is copied through where no key can lie over the buffer itself, 0 to
+    /// 256. Default 4.
+    pub staging: u16,
+}
+
+/// What a peer may be given a key to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exposure {
+    /// The bytes of one transfer, for as long as it takes.
+    None,
+    /// The arena with everything in it, for as long as the node runs.
+    Arena,
 }
 
 /// How much something is wanted that the kernel may refuse.
@@ -117,6 +163,16 @@ pub struct Tunables {
     pub peer_credits_hiw: u8,
     /// Most fragments of one RDMA descriptor, 1 to 257. Default 257.
     pub max_frags: u16,
+    /// Where [`Exposure::Arena`] allows it, a buffer of fewer fragments than this is described by the arena's key, and
+    /// registered from here on; 0 registers nothing. 0 to 256. Default 1: everything is registered.
+    pub map_on_demand: u16,
+    /// Mappings that one core keeps on a device without fast registration, 1 to 65536. Default 512.
+    pub fmr_pool_size: u32,
+    /// So many released mappings are unmapped together, 1 to fmr_pool_size. Default 384, three quarters of
+    /// fmr_pool_size.
+    pub fmr_flush_trigger: u32,
+    /// A released mapping may be used again for the same memory before it is unmapped. Default true.
+    pub fmr_cache: bool,
     /// A transfer's deadline, and how long a peer may be silent. Default 50 s.
     pub timeout: Duration,
     /// How long past its deadline a transfer holds its key before its connection is closed. Default 50 s.
@@ -147,12 +203,29 @@ pub struct Node {
     pub nid: Nid,
     /// Where it polls.
     pub cores: Cores,
+    /// What it does with a peer that is o2poll too, and never with a kernel.
+    pub extensions: Extensions,
     /// What peers may reach.
     pub exports: Vec<Export>,
     /// Its first job.
     pub copy: Option<CopyJob>,
     /// Its second job.
     pub workload: Option<Workload>,
+}
+
+/// `[node.extensions]`: what goes beyond ko2iblnd. Each is used if both sides of a connection have it on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extensions {
+    /// The answer to a GET or PUT_REQ kills the sink's key as it arrives (SEND_WITH_INV). Default true.
+    pub send_with_invalidate: bool,
+}
+
+impl Default for Extensions {
+    fn default() -> Self {
+        Self {
+            send_with_invalidate: true,
+        }
+    }
 }
 
 /// `cores = ..`

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use o2poll_config::{Config, Machine, Overrides};
+use o2poll_config::{Config, Machine, Overrides, SoftProfile};
 use promises::keeps;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -18,16 +18,25 @@ const KEYS: &[&str] = &[
     "verbs",
     "profile",
     "max_sge",
+    "max_qp",
     "memory",
     "mlock",
+    "exposure",
+    "staging",
     "tunables",
     "peer_credits",
     "peer_credits_hiw",
+    "map_on_demand",
+    "fmr_pool_size",
+    "fmr_flush_trigger",
+    "fmr_cache",
     "timeout",
     "idle",
     "node",
     "nid",
     "cores",
+    "extensions",
+    "send_with_invalidate",
     "export",
     "name",
     "portal",
@@ -82,6 +91,8 @@ const VALUES: &[&str] = &[
     "[\"1 MiB\", 0]",
     "{}",
     "{ profile = \"mlx5\" }",
+    "{ profile = \"bare\" }",
+    "\"arena\"",
     "[{}]",
     "1979-05-27",
     "'''",
@@ -98,6 +109,7 @@ const HEADERS: &[&str] = &[
     "[node]",
     "[[node.export]]",
     "[node.export]",
+    "[node.extensions]",
     "[node.copy]",
     "[node.workload]",
     "[",
@@ -195,8 +207,12 @@ fn brackets_nested_deeper_than_any_stack_are_refused() {
 
 fn judge(text: &str) -> Result<(), TestCaseError> {
     let machine = machine();
-    for export in [None, Some("other".into())] {
-        match Config::parse_with(text, Path::new("x.toml"), &Overrides { export }, &machine) {
+    for (export, profile) in [
+        (None, None),
+        (Some("other".into()), Some(SoftProfile::Bare)),
+    ] {
+        let overrides = Overrides { export, profile };
+        match Config::parse_with(text, Path::new("x.toml"), &overrides, &machine) {
             Ok(config) => keeps(&config, &machine),
             Err(report) => {
                 prop_assert!(!report.diagnostics().is_empty());

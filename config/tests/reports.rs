@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use o2poll_config::{Config, Machine, Overrides};
+use o2poll_config::{Config, Machine, Overrides, SoftProfile};
 
 #[test]
 fn reports_read_as_they_did() {
@@ -79,6 +79,12 @@ fn parse(path: &Path, text: &str) -> Result<Config, o2poll_config::Report> {
         export: directives()
             .find_map(|line| line.strip_prefix("--export "))
             .map(PathBuf::from),
+        profile: directives().find_map(|line| {
+            let name = line.strip_prefix("--profile ")?;
+            SoftProfile::ALL
+                .into_iter()
+                .find(|profile| profile.name() == name)
+        }),
     };
     let one = directives().any(|line| line == "one core");
     let machine = Machine {

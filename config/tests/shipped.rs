@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use o2poll_config::{
-    Config, Content, Cores, Device, ExportRef, Idle, Machine, Overrides, SoftProfile, Wish, check,
+    Config, Content, Cores, Device, ExportRef, Exposure, Extensions, Idle, Machine, Overrides,
+    SoftProfile, Wish, check,
 };
 
 #[test]
@@ -76,14 +77,28 @@ fn a_file_says_what_it_says() {
     };
     assert_eq!(soft.profile, SoftProfile::Mlx5);
     assert_eq!(
-        (soft.max_fragments, soft.max_sge, soft.windows),
+        (soft.max_fragments, soft.max_sge, soft.max_windows),
         (Some(16), None, Some(64))
     );
+    assert_eq!((soft.max_qp, soft.max_recv_wr), (Some(3), None));
     assert_eq!(
         (config.memory.huge_pages, config.memory.mlock),
         (Wish::Off, Wish::Require)
     );
+    assert_eq!(
+        (config.memory.exposure, config.memory.staging),
+        (Exposure::Arena, 0)
+    );
     let tunables = &config.tunables;
+    assert_eq!((tunables.map_on_demand, tunables.max_frags), (32, 16));
+    assert_eq!(
+        (
+            tunables.fmr_pool_size,
+            tunables.fmr_flush_trigger,
+            tunables.fmr_cache
+        ),
+        (10, 8, false)
+    );
     assert_eq!((tunables.peer_credits, tunables.peer_credits_hiw), (32, 16));
     assert_eq!(
         (tunables.timeout.as_millis(), tunables.keepalive.as_secs()),
@@ -114,6 +129,13 @@ fn a_file_says_what_it_says() {
     );
     assert!(scratch.writable);
 
+    assert_eq!(
+        first.extensions,
+        Extensions {
+            send_with_invalidate: false,
+        }
+    );
+    assert_eq!(second.extensions, Extensions::default());
     assert_eq!(second.cores, Cores::Auto);
     let copy = second.copy.as_ref().unwrap();
     assert_eq!(copy.file, ExportRef { node: 0, export: 0 });
@@ -133,6 +155,38 @@ fn a_file_says_what_it_says() {
     assert!(!workload.verify);
 }
 
+/// What the defaults of registration are is a matter of safety: no key outlives its transfer unless asked for.
+#[test]
+fn a_file_that_says_nothing_exposes_nothing() {
+    let text = "[device]\nsoft = {}\n[[node]]\nnid = \"10.0.0.1@o2ib\"\n";
+    let config = Config::parse(text, Path::new("x.toml"), &machine()).unwrap();
+    assert_eq!(config.memory.exposure, Exposure::None);
+    let tunables = &config.tunables;
+    assert_eq!((tunables.map_on_demand, tunables.max_frags), (1, 257));
+    // ko2iblnd's.
+    assert_eq!(
+        (
+            tunables.fmr_pool_size,
+            tunables.fmr_flush_trigger,
+            tunables.fmr_cache
+        ),
+        (512, 384, true)
+    );
+}
+
+#[test]
+fn every_profile_has_a_name_of_its_own() {
+    for profile in SoftProfile::ALL {
+        let text = format!(
+            "[device]\nsoft = {{ profile = \"{}\" }}\n[memory]\nexposure = \"arena\"\n[[node]]\nnid = \"10.0.0.1@o2ib\"\n",
+            profile.name()
+        );
+        let config = Config::parse(&text, Path::new("x.toml"), &machine())
+            .unwrap_or_else(|report| panic!("{report}"));
+        assert!(matches!(config.device, Device::Soft(soft) if soft.profile == profile));
+    }
+}
+
 #[test]
 fn the_command_line_replaces_the_first_exported_file_only() {
     let text = ALL.replace(
@@ -141,6 +195,7 @@ fn the_command_line_replaces_the_first_exported_file_only() {
     );
     let overrides = Overrides {
         export: Some(PathBuf::from("elsewhere/larger")),
+        ..Overrides::default()
     };
     let config = Config::parse_with(&text, Path::new("conf/node.toml"), &overrides, &machine())
         .unwrap_or_else(|report| panic!("{report}"));
@@ -196,18 +251,26 @@ fn shipped() -> Vec<PathBuf> {
 
 const ALL: &str = r#"
 [device]
-soft = { profile = "mlx5", max_fragments = 16, windows = 64 }
+soft = { profile = "mlx5", max_fragments = 16, max_windows = 64, max_qp = 3 }
 [memory]
 huge_pages = "off"
 mlock = "require"
+exposure = "arena"
+staging = 0
 [tunables]
 peer_credits = 32
+map_on_demand = 32
+max_frags = 16
+fmr_pool_size = 10
+fmr_cache = 0
 timeout = "1500ms"
 keepalive = 30
 idle = "yield"
 [[node]]
 nid = "10.0.0.1@o2ib2"
 cores = [1]
+[node.extensions]
+send_with_invalidate = false
 [[node.export]]
 name = "file"
 portal = 50

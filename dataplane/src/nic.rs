@@ -18,6 +18,16 @@
 //! 6. A slot of the send queue is free only when a later *signalled* completion has been polled.
 //! 7. A full completion queue is an error ([`Fault::Overrun`]), never a silent loss.
 //! 8. An invalidate waits for the work requests before it on its queue pair.
+//! 9. A registration holds for other queue pairs from the poll of its completion on. Before that, a work request of
+//!    another queue pair may pass it.
+//!
+//! # What drivers may do differently
+//! * A second [`SendWr::Register`] of a region whose first is still queued may be refused when it is posted.
+//! * After an error, outstanding requests are flushed when the device has let go of their memory, which may have
+//!   to wait for the peer, or for all retries if the peer is silent.
+//! * A SEND whose `invalidate` names a key that the peer cannot kill fails there with
+//!   [`Status::RemoteInvalidate`], and its queue pair goes to error. The sender sees [`Status::RemoteOperation`],
+//!   or success where the peer's device acknowledges before it looks (rxe).
 
 /// One piece of local memory. The same bytes as `struct ibv_sge`.
 #[repr(C)]
@@ -96,6 +106,9 @@ bitflags::bitflags! {
         const PAGES = 2;
         /// [`Layout::Window`]: one contiguous range (type-2 memory window).
         const WINDOW = 4;
+        /// None of a queue's: the control side makes windows that come with a live mapping, see
+        /// [`Nic::adopt_window`] (`ibv_reg_mr`, the FMR pools of old cards).
+        const MAPPINGS = 8;
     }
 }
 
@@ -179,7 +192,8 @@ pub enum Completion {
     Received {
         /// As given to [`Nic::receive`].
         id: WrId,
-        /// Bytes in the buffer.
+        /// Bytes in the buffer. For a write with immediate data the bytes that were written, none of which are
+        /// in the buffer.
         length: u32,
         /// Immediate data.
         imm: Option<u32>,
@@ -214,9 +228,9 @@ pub enum Status {
     RemoteAccess,
     /// The peer refused the request (e.g. no responder resources, message too long for it).
     RemoteInvalidRequest,
-    /// The peer's queue pair failed while serving it.
+    /// The peer's queue pair failed while serving it; also of a SEND whose `invalidate` it could not obey.
     RemoteOperation,
-    /// The peer's receive of a SEND_WITH_INV named a key it could not invalidate.
+    /// On a receive: the peer's SEND_WITH_INV named a key that could not be invalidated.
     RemoteInvalidate,
     /// No answer after all retries.
     RetryExceeded,
@@ -261,7 +275,7 @@ pub type Burst = heapless::Vec<Completion, 32>;
 pub struct Capabilities {
     /// Registration mechanisms.
     pub mechanisms: Mechanisms,
-    /// Most pieces of a [`Layout::Fragments`].
+    /// Most pieces of a [`Layout::Fragments`], and of a mapping that the control side makes.
     pub max_fragments: u32,
     /// Most pages of a [`Layout::Pages`].
     pub max_pages: u32,
@@ -283,7 +297,7 @@ pub struct Capabilities {
     pub max_recv_wr: u32,
     /// Most entries of a completion queue.
     pub max_cqe: u32,
-    /// Most windows.
+    /// Most windows, those with a live mapping among them.
     pub max_windows: u32,
 }
 
@@ -316,11 +330,18 @@ pub trait Nic {
 
     /// Takes a window over, with the key that is on the device now (its tag is the last used).
     ///
+    /// With [`Mechanisms::MAPPINGS`] a window may come with a **live mapping**: the control side has put its key over
+    /// a list of ranges, laid end to end from a base address of its choice, with rights. Then the key returned
+    /// is good on every queue pair of the protection domain from now on, and until
+    /// [`retire_window`](Self::retire_window) and the control side have ended it: no REGISTER goes on its region, no
+    /// INVALIDATE and no peer's SEND kills it.
+    ///
     /// # Errors
-    /// The window itself, when the device value holds as many as it can.
+    /// The window itself, when the device value holds as many as it can, or cannot map what it is over.
     fn adopt_window(&mut self, window: Self::Window) -> Result<(Region, RKey), Self::Window>;
 
-    /// Gives a window back. Its key may still be live until the control thread has destroyed it.
+    /// Gives a window back. Its key may still be live until the control thread has destroyed it. A live mapping is
+    /// part of it: its memory is nobody else's before then.
     fn retire_window(&mut self, region: Region) -> Option<Self::Window>;
 
     /// Adds a work request to the open chain.

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use o2poll_dataplane::peer::{
-    Answer, Local, Next, Remembered, accepted, answer, rejected, request,
+    Answer, Extensions, Local, Next, Remembered, accepted, answer, rejected, request,
 };
 use o2poll_dataplane::wire::ping::{Features, PingInfo, Status};
 use o2poll_dataplane::wire::{
@@ -91,6 +91,7 @@ fn captured_requests_are_answered_as_a_kernel_answers_them() {
                     max_frags: 257,
                     high_water: 0,
                     require_privileged_port: false,
+                    extensions: Extensions::all(),
                     ready: true,
                 };
                 answer(request, None, &local, |nid| {
@@ -111,7 +112,7 @@ fn captured_requests_are_answered_as_a_kernel_answers_them() {
                         panic!("{name}: {message:?}")
                     };
                     assert_eq!(encoding.checksum, Checksum::None);
-                    assert_eq!(reply[..], bytes[..56], "{name}");
+                    assert_eq!(reply[..], bytes[..reply.len()], "{name}");
                     assert_eq!(terms.peer_stamp, there.destination_stamp);
                     acks += 1;
                 }
@@ -155,6 +156,7 @@ fn a_captured_refusal_leads_to_the_request_a_kernel_made_next() {
         max_frags: 257,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::empty(),
         ready: true,
     };
     let mut remembered = Remembered::new();

@@ -1,7 +1,7 @@
 //! The message codec and the negotiation against arbitrary values and arbitrary bytes.
 
 use o2poll_dataplane::nic::RKey;
-use o2poll_dataplane::peer::{Answer, Local, Remembered, answer};
+use o2poll_dataplane::peer::{Answer, Extensions, Local, Remembered, answer};
 use o2poll_dataplane::wire::lnet::{self, MTU, WireHandle};
 use o2poll_dataplane::wire::ping::PingInfo;
 use o2poll_dataplane::wire::{
@@ -300,6 +300,7 @@ fn local(nid: Nid) -> Local {
         max_frags: 200,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::all(),
         ready: true,
     }
 }
@@ -339,6 +340,10 @@ proptest! {
                 prop_assert!((1..=terms.queue_depth.max(7)).contains(&terms.high_water));
                 let (message, _) = Message::decode(&reply).unwrap();
                 prop_assert_eq!(message.envelope, terms.envelope(0));
+                let offer = Extensions::of_request(asked[7]);
+                prop_assert_eq!(reply[56..].iter().all(|byte| *byte == 0), offer.is_empty());
+                prop_assert_eq!(terms.kills_keys, offer.contains(Extensions::KEYS_MAY_BE_KILLED));
+                prop_assert_eq!(terms.keys_killed, offer.contains(Extensions::SENDS_INVALIDATE));
             }
             Answer::Reject { record, why, close_others, .. } => {
                 let (record, _) = RejectRecord::decode(&record).unwrap();

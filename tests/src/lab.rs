@@ -65,7 +65,7 @@ impl Lab {
                     Nid::o2ib([10, 0, 0, 1 + number], 0),
                     1000 + u64::from(number),
                     (NAMES[0], STAMP),
-                    setup.memory,
+                    (setup.memory, setup.shape.queue_depth),
                     ports,
                 )
             })
@@ -133,6 +133,8 @@ impl Lab {
             queue_depth: depth,
             max_frags: 257,
             high_water: depth.div_ceil(2),
+            kills_keys: self.setup.kill_keys,
+            keys_killed: self.setup.kill_keys,
         }
     }
 
@@ -146,7 +148,13 @@ impl Lab {
         self.peers[peer].open(theirs, ours, terms.queue_depth);
         self.node.poller.nic().set_depth(terms.queue_depth);
         self.node.order(Order::Adopt {
-            qp: QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr),
+            qp: QueuePair::new(
+                ours,
+                port,
+                theirs,
+                sizes.send_wr - self.setup.short,
+                sizes.recv_wr,
+            ),
             terms,
             accepted,
             token: u64::from(ours),

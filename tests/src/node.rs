@@ -128,7 +128,7 @@ impl Node {
             sends: lend(sizes.sends, || WrId(0)),
             counters,
         };
-        let (orders, orders_in) = ring_of(64);
+        let (orders, orders_in) = ring_of((setup.shape.windows + 16).next_power_of_two().max(64));
         let (reports_out, reports) = ring_of(setup.reports);
         let (submissions, submissions_in) = ring_of(setup.events);
         let (events_out, events) = ring_of(setup.events);

@@ -150,6 +150,8 @@ pub struct RawPeer {
     pub counts: bool,
     /// Post a receive again at once when it has received.
     pub repost: bool,
+    /// Entries of its send and its receive queue.
+    sizes: (u32, u32),
     receives: HashMap<u64, (Qp, Range<'static>)>,
     outcomes: HashMap<u64, Result<(), Status>>,
     messages: HashMap<u64, Range<'static>>,
@@ -165,16 +167,18 @@ impl RawPeer {
         nid: Nid,
         stamp: u64,
         node: (Nid, u64),
-        memory: usize,
+        (memory, depth): (usize, u16),
         ports: Ports<'static, 'static>,
     ) -> Self {
+        let sends = SENDS.max(4 * u32::from(depth));
+        let receives = RECEIVES.max(2 * u32::from(depth) + 2);
         let limits = soft::Limits {
             queue_pairs: 16,
-            send_wr: SENDS,
-            recv_wr: RECEIVES,
+            send_wr: sends,
+            recv_wr: receives,
             windows: 1,
             memories: 1,
-            cqe: 16 * (SENDS + RECEIVES),
+            cqe: 16 * (sends + receives),
         };
         let sizes = limits.sizes(&profile).expect("within the profile");
         let storage = soft::Storage {
@@ -200,6 +204,7 @@ impl RawPeer {
             version: 0x12,
             encoding: Encoding::PLAIN,
             line: None,
+            sizes: (sends, receives),
             inbox: VecDeque::new(),
             failed: Vec::new(),
             owed: 0,
@@ -228,7 +233,7 @@ impl RawPeer {
             self.spare
                 .extend(self.messages.drain().map(|(_, range)| range));
         }
-        let pair = QueuePair::new(number, 0, peer, SENDS, RECEIVES);
+        let pair = QueuePair::new(number, 0, peer, self.sizes.0, self.sizes.1);
         let qp = self.device.adopt(pair).expect("room for a queue pair");
         self.line = Some(Line { qp, depth });
         (self.owed, self.spent_by_node, self.spent) = (0, 0, 0);

@@ -46,6 +46,10 @@ pub struct Setup {
     pub weather: Weather,
     /// Seed of the weather.
     pub seed: u64,
+    /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
+    pub kill_keys: bool,
+    /// Entries that the send queues of a lab's node are short of what was asked for.
+    pub short: u32,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
 }
@@ -78,6 +82,8 @@ impl Setup {
                 hold: 0,
             },
             seed: 1,
+            kill_keys: false,
+            short: 0,
             quiet: false,
         }
     }
@@ -285,6 +291,8 @@ impl World {
             queue_depth,
             max_frags: 257,
             high_water: queue_depth / 2,
+            kills_keys: self.setup.kill_keys,
+            keys_killed: self.setup.kill_keys,
         }
     }
 

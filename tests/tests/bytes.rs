@@ -107,23 +107,26 @@ fn cases() -> impl Strategy<Value = Case> {
     (
         profiles(),
         weathers(),
-        any::<u64>(),
+        (any::<u64>(), any::<bool>()),
         1..9_u16,
         prop_oneof![Just(1_u16), Just(2), Just(4), Just(16)],
         prop_oneof![Just(1_usize), Just(2), Just(3), Just(16)],
         proptest::collection::vec(jobs(), 1..14),
     )
-        .prop_map(|(profile, weather, seed, depth, writes, windows, jobs)| {
-            let mut setup = Setup::new(profile);
-            setup.profile.ack_timeout = 300;
-            setup.weather = weather;
-            setup.seed = seed;
-            setup.memory = 64 << 20;
-            setup.shape.writes_at_once = writes;
-            setup.shape.windows = windows;
-            setup.shape.entries = 16;
-            Case { setup, depth, jobs }
-        })
+        .prop_map(
+            |(profile, weather, (seed, kill_keys), depth, writes, windows, jobs)| {
+                let mut setup = Setup::new(profile);
+                setup.profile.ack_timeout = 300;
+                setup.weather = weather;
+                setup.seed = seed;
+                setup.kill_keys = kill_keys;
+                setup.memory = 64 << 20;
+                setup.shape.writes_at_once = writes;
+                setup.shape.windows = windows;
+                setup.shape.entries = 16;
+                Case { setup, depth, jobs }
+            },
+        )
 }
 
 fn run(setup: Setup, depth: u16, jobs: &[Job]) -> World {

@@ -17,7 +17,8 @@ use std::time::Instant;
 
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
 use o2poll_dataplane::peer::{
-    Answer, Local, Next, Remembered, Request, Terms, accepted, answer, rejected, request,
+    Answer, Local, Next, REPLY_BYTES, Remembered, Request, Terms, accepted, answer, rejected,
+    request,
 };
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{LapSlot, Returned};
@@ -108,7 +109,7 @@ enum Message {
     Reply {
         answerer: Id,
         number: u32,
-        private_data: [u8; CONN_BYTES],
+        private_data: [u8; REPLY_BYTES],
     },
     Reject {
         reason: u16,
@@ -136,7 +137,7 @@ struct Endpoint {
     /// What was asked, on the dialing side.
     request: Option<Request>,
     /// The REP, on the other side.
-    reply: Option<[u8; CONN_BYTES]>,
+    reply: Option<[u8; REPLY_BYTES]>,
     terms: Option<Terms>,
     connection: Option<Handle>,
     /// A core has its queue pair.
@@ -654,5 +655,5 @@ const PAUSE: Duration = Duration::from_secs(1);
 const FIRST_NUMBER: u32 = 0x10;
 /// CM reject reason "consumer defined": the private data tell.
 const CM_CONSUMER_DEFINED: u16 = 28;
-/// Packets under way from one device to another.
-const LANE_SLOTS: usize = 1024;
+/// Packets under way from one device to another. Few, so that the ring stays in the first-level caches of both cores.
+const LANE_SLOTS: usize = 64;

@@ -1,7 +1,7 @@
 //! Handshakes between nodes whose cores take every queue pair, or none.
 
 use super::{Dial, Effect, Handle, Id, Manager, PAUSE, port, wires};
-use o2poll_dataplane::peer::Local;
+use o2poll_dataplane::peer::{Extensions, Local};
 use o2poll_dataplane::wire::Nid;
 use std::time::Instant;
 
@@ -13,6 +13,7 @@ fn local(last: u8, queue_depth: u16, max_frags: u16) -> Local {
         max_frags,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::all(),
         ready: true,
     }
 }

@@ -29,7 +29,8 @@ use o2poll_hal::arena::Arena;
 use o2poll_hal::clock::{self, Clock};
 use o2poll_hal::verbs::cm::{self, Dial, Effect, Ending, Id, Manager, SERVICE, Settings};
 use o2poll_hal::verbs::{
-    CompletionQueue, Device, Domain, Findings, Limits, Memory, Shape as PairShape, Verbs, probe,
+    CompletionQueue, Device, Domain, Findings, Limits, Memory, Quirks, Shape as PairShape, Verbs,
+    probe,
 };
 use o2poll_soft::{Gauges, Profile};
 
@@ -196,6 +197,7 @@ impl<A: Application> Control<A> {
                     max_frags: config.tunables.max_frags,
                     high_water: config.tunables.peer_credits_hiw.into(),
                     require_privileged_port: false,
+                    extensions: plan.extensions(node),
                     ready: true,
                 },
                 service: SERVICE,
@@ -674,6 +676,9 @@ fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
     capabilities.max_recv_wr = most(attributes.max_qp_wr);
     capabilities.max_cqe = most(attributes.max_cqe);
     capabilities.max_sge = most(attributes.max_sge).min(MOST_SGE);
+    // On rxe a peer's SEND_WITH_INV of a dead key crashes the kernel: nobody is invited to send one.
+    capabilities.remote_invalidate =
+        findings.remote_invalidate && !device.quirks().contains(Quirks::RXE);
     let windows = if findings.windows {
         most(attributes.max_mw)
     } else {

@@ -1,12 +1,20 @@
 //! What every configuration keeps. Whole-system tests hold it against stranger texts, too.
 
-use o2poll_config::{Config, Cores, Idle, Machine};
+use o2poll_config::{Config, Cores, Device, Exposure, Idle, Machine, SoftProfile};
 
 /// What the documentation of [`Config`] says of every value of it.
 pub(crate) fn keeps(config: &Config, machine: &Machine<'_>) {
     assert!(!config.nodes.is_empty());
     let tunables = &config.tunables;
     assert!(tunables.peer_credits >= 8 && (1..=257).contains(&tunables.max_frags));
+    assert!(tunables.map_on_demand <= 256);
+    assert!((1..=65_536).contains(&tunables.fmr_pool_size));
+    assert!((1..=tunables.fmr_pool_size).contains(&tunables.fmr_flush_trigger));
+    assert!(config.memory.staging <= 256);
+    let Device::Soft(soft) = &config.device else {
+        panic!("a software device");
+    };
+    assert!(soft.profile != SoftProfile::Bare || config.memory.exposure == Exposure::Arena);
     assert!(
         (tunables.peer_credits / 2..tunables.peer_credits).contains(&tunables.peer_credits_hiw)
     );

@@ -12,9 +12,11 @@
 //! to one peer are legal (LU-8943), and an accepted one serves both. Refused itself, it waits for
 //! the peer's request, and dials again if none comes ([`Next::Wait`]).
 
+pub mod extensions;
 mod negotiation;
 pub mod table;
 
+pub use extensions::{Extensions, REPLY_BYTES};
 pub use negotiation::{
     Answer, Next, Refusal, Refused, Request, accepted, answer, rejected, request,
 };
@@ -37,6 +39,8 @@ pub struct Local {
     pub high_water: u16,
     /// Whether a peer must dial from a port below 1024.
     pub require_privileged_port: bool,
+    /// What it offers to nodes of its own kind.
+    pub extensions: Extensions,
     /// Whether it takes connections yet.
     pub ready: bool,
 }
@@ -156,6 +160,10 @@ pub struct Terms {
     pub max_frags: u16,
     /// Owed credits from which on a NOOP returns them.
     pub high_water: u16,
+    /// Our DONEs are SEND_WITH_INV and kill the peer's keys.
+    pub kills_keys: bool,
+    /// The peer's DONEs kill ours.
+    pub keys_killed: bool,
 }
 
 impl Terms {

@@ -1,6 +1,7 @@
 //! Requests, answers, and what to do about a refusal.
 
-use super::{Local, Remembered, Terms, V1_DEPTH};
+use super::extensions::RECORD_BYTES;
+use super::{Extensions, Local, REPLY_BYTES, Remembered, Terms, V1_DEPTH};
 use crate::wire::{
     Body, CONN_BYTES, ConnParams, Envelope, MESSAGE_BYTES, Message, Nid, REJECT_BYTES,
     RejectRecord, V1, V2, Why, WireError,
@@ -13,8 +14,9 @@ pub enum Answer {
     Accept {
         /// What is agreed on.
         terms: Terms,
-        /// Private data of the CM REP.
-        reply: [u8; CONN_BYTES],
+        /// Private data of the CM REP: a CONNACK and, if the requester is of our own kind, the record of what this
+        /// node offers.
+        reply: [u8; REPLY_BYTES],
     },
     /// Refuse it.
     Reject {
@@ -180,15 +182,23 @@ pub fn answer<'r>(
         return answer;
     }
     remembered.settled();
-    let terms = terms(local, envelope, &params);
-    Answer::Accept {
-        terms,
-        reply: ConnParams {
-            max_msg_size: MESSAGE_BYTES,
-            ..params
-        }
-        .acknowledge(&terms.envelope(0)),
+    let theirs = Extensions::of_request(envelope.credits);
+    let terms = terms(local, envelope, &params, theirs);
+    let acknowledgement = ConnParams {
+        max_msg_size: MESSAGE_BYTES,
+        ..params
     }
+    .acknowledge(&terms.envelope(0));
+    let record = if theirs.is_empty() {
+        [0; RECORD_BYTES]
+    } else {
+        local.extensions.record()
+    };
+    let mut reply = [0; REPLY_BYTES];
+    for (to, from) in reply.iter_mut().zip(acknowledgement.iter().chain(&record)) {
+        *to = *from;
+    }
+    Answer::Accept { terms, reply }
 }
 
 /// A connection request that was sent.
@@ -200,6 +210,8 @@ pub struct Request {
     pub version: u16,
     /// For what.
     pub params: ConnParams,
+    /// What it offers.
+    pub extensions: Extensions,
     /// Private data of the CM REQ, which it fills exactly.
     pub private_data: [u8; CONN_BYTES],
 }
@@ -215,7 +227,7 @@ pub fn request(local: &Local, remembered: &Remembered, peer: Nid) -> Request {
     };
     let envelope = Envelope {
         version,
-        credits: 0,
+        credits: local.extensions.bits(),
         source: local.nid,
         source_stamp: local.stamp,
         destination: peer,
@@ -225,6 +237,7 @@ pub fn request(local: &Local, remembered: &Remembered, peer: Nid) -> Request {
         peer,
         version,
         params,
+        extensions: local.extensions,
         private_data: params.request(&envelope),
     }
 }
@@ -274,7 +287,13 @@ pub fn accepted(
     }
     remembered.learn(envelope.version, envelope.source_stamp);
     remembered.settled();
-    Ok(terms(local, envelope, &params))
+    // Who was offered nothing has nothing to answer.
+    let theirs = if request.extensions.is_empty() {
+        Extensions::empty()
+    } else {
+        Extensions::of_reply(private_data)
+    };
+    Ok(terms(local, envelope, &params, theirs))
 }
 
 /// What to do after a refusal. The refused attempt must be gone before the next begins.
@@ -392,7 +411,7 @@ fn reject(record: RejectRecord, refusal: Refusal) -> Answer {
 }
 
 /// The terms that an envelope *from* the peer, and its parameters, lead to.
-fn terms(local: &Local, envelope: &Envelope, params: &ConnParams) -> Terms {
+fn terms(local: &Local, envelope: &Envelope, params: &ConnParams, theirs: Extensions) -> Terms {
     Terms {
         local: local.nid,
         local_stamp: local.stamp,
@@ -402,6 +421,8 @@ fn terms(local: &Local, envelope: &Envelope, params: &ConnParams) -> Terms {
         queue_depth: params.queue_depth,
         max_frags: params.max_frags,
         high_water: local.high_water(envelope.version, params.queue_depth),
+        kills_keys: local.extensions.kills_keys_of(theirs),
+        keys_killed: theirs.kills_keys_of(local.extensions),
     }
 }
 

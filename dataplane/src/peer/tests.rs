@@ -5,8 +5,8 @@ extern crate std;
 use std::vec::Vec;
 
 use super::{
-    Answer, Local, Next, Refusal, Refused, Remembered, Request, Stale, accepted, answer, rejected,
-    request,
+    Answer, Extensions, Local, Next, Refusal, Refused, Remembered, Request, Stale, accepted,
+    answer, rejected, request,
 };
 use crate::wire::{
     Body, ByteOrder, Checksum, ConnParams, Encoding, Envelope, Message, Nid, RejectRecord, V1, V2,
@@ -24,6 +24,7 @@ fn local(nid: Nid) -> Local {
         max_frags: 257,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::empty(),
         ready: true,
     }
 }
@@ -81,7 +82,7 @@ fn dial(a: &Local, b: &Local, of_b: &mut Remembered, of_a: &mut Remembered) -> (
         match answered(&request.private_data, b, of_a) {
             Answer::Accept { terms, reply } => {
                 let mut room = [0; 196];
-                room[..56].copy_from_slice(&reply);
+                room[..reply.len()].copy_from_slice(&reply);
                 let ours = accepted(&room, &request, a, of_b).unwrap();
                 assert_eq!((ours.local, ours.peer), (terms.peer, terms.local));
                 assert_eq!(ours.peer_stamp, terms.local_stamp);
@@ -672,4 +673,50 @@ fn messages_of_another_life_or_node_are_stale() {
         ..terms
     };
     assert!(terms.same_life(&terms) && !terms.same_life(&other));
+}
+
+#[test]
+fn extensions_need_both_sides_and_a_kernel_sees_none_of_them() {
+    let node = |nid, extensions| Local {
+        extensions,
+        ..local(nid)
+    };
+    let offers = [
+        Extensions::empty(),
+        Extensions::SENDS_INVALIDATE,
+        Extensions::KEYS_MAY_BE_KILLED,
+        Extensions::all(),
+    ];
+    for ours in offers {
+        for theirs in offers {
+            let (a, b) = (node(A, ours), node(B, theirs));
+            let asked = request(&a, &Remembered::new(), B);
+            assert_eq!(asked.private_data[7], ours.bits());
+            let Answer::Accept { terms, reply } =
+                answered(&asked.private_data, &b, &mut Remembered::new())
+            else {
+                panic!("refused");
+            };
+            // A kernel asks with 0 and is answered with what a kernel answers.
+            assert_eq!(reply[56..].iter().all(|byte| *byte == 0), ours.is_empty());
+            let mut room = [0; 196];
+            room[..reply.len()].copy_from_slice(&reply);
+            let agreed = accepted(&room, &asked, &a, &mut Remembered::new()).unwrap();
+            assert_eq!(agreed.kills_keys, ours.kills_keys_of(theirs));
+            assert_eq!(agreed.keys_killed, theirs.kills_keys_of(ours));
+            assert_eq!(
+                (terms.kills_keys, terms.keys_killed),
+                (agreed.keys_killed, agreed.kills_keys),
+                "both sides agree"
+            );
+            // A record nobody asked for, and junk where it belongs, change nothing.
+            if ours.is_empty() {
+                room[56..64].copy_from_slice(&Extensions::all().record());
+            } else {
+                room[56..].fill(0xa5);
+            }
+            let agreed = accepted(&room, &asked, &a, &mut Remembered::new()).unwrap();
+            assert!(!agreed.kills_keys && !agreed.keys_killed);
+        }
+    }
 }

@@ -192,6 +192,9 @@ impl<N: Nic> Poller<'_, N> {
         };
         let link = link_of(what, handle, transfer);
         let envelope = state.terms.envelope(paid);
+        // The data is behind this on the queue: who sees the DONE finds the key dead.
+        let is_done = transfer.phase == Phase::Data;
+        let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
@@ -207,7 +210,7 @@ impl<N: Nic> Poller<'_, N> {
         let id = pack(Kind::Send, handle);
         let wr = SendWr::Send {
             message: posted.sge(length),
-            invalidate: None,
+            invalidate,
         };
         transfer.message = Some(Slot::Posted(posted));
         self.nic.queue(qp, id, signalled, wr);
@@ -287,19 +290,45 @@ fn build<'a>(
     to: &mut [u8; 4096],
 ) -> u32 {
     let cookie = context.handle.to_bits();
-    let ours = WireHandle::from_words(context.stamp, cookie);
+    let status = |status| Done {
+        cookie: transfer.cookie,
+        status,
+    };
+    let written = i32::try_from(transfer.cursor.written).unwrap_or(i32::MAX);
+    // What says no more than how it went needs no header.
+    let done = match (transfer.phase, transfer.role) {
+        (_, Role::Nak(errno)) => Some(Body::PutNak(status(errno))),
+        (_, Role::Refusal(errno)) => Some(Body::GetDone(status(errno))),
+        (Phase::Data, Role::Source) => Some(Body::GetDone(status(written))),
+        (Phase::Data, _) => Some(Body::PutDone(status(written))),
+        _ => None,
+    };
+    if let Some(body) = done {
+        return encode(envelope, body, to);
+    }
+    let asks_sink = transfer.phase == Phase::Answer || transfer.role == Role::Get && transfer.bulk;
+    let fragment = [Fragment {
+        length: transfer.length,
+        address: memory_of(&transfer.place, entries)
+            .filter(|_| asks_sink)
+            .map_or(0, |(list, offset)| {
+                base_of(list, offset, transfer.length, context.zero_based)
+            }),
+    }];
     let key = transfer
         .window
         .as_ref()
         .map(crate::registration::Descriptor::key);
-    let base = memory_of(&transfer.place, entries).map_or(0, |(list, offset)| {
-        base_of(list, offset, transfer.length, context.zero_based)
-    });
-    let fragment = [Fragment {
-        length: transfer.length,
-        address: base,
-    }];
     let sink = Descriptor::new(key.unwrap_or_default(), &fragment);
+    if transfer.phase == Phase::Answer {
+        let body = Body::PutAck {
+            source_cookie: transfer.cookie,
+            sink_cookie: cookie,
+            sink,
+        };
+        return encode(envelope, body, to);
+    }
+    let ours = WireHandle::from_words(context.stamp, cookie);
     let header = lnet::Header {
         destination: transfer.peer.0,
         source: context.local.0,
@@ -338,22 +367,8 @@ fn build<'a>(
             },
         },
     };
-    let status = |status| Done {
-        cookie: transfer.cookie,
-        status,
-    };
-    let written = i32::try_from(transfer.cursor.written).unwrap_or(i32::MAX);
-    let body = match (transfer.phase, transfer.role) {
-        (_, Role::Nak(errno)) => Body::PutNak(status(errno)),
-        (_, Role::Refusal(errno)) => Body::GetDone(status(errno)),
-        (Phase::Data, Role::Source) => Body::GetDone(status(written)),
-        (Phase::Data, _) => Body::PutDone(status(written)),
-        (Phase::Answer, _) => Body::PutAck {
-            source_cookie: transfer.cookie,
-            sink_cookie: cookie,
-            sink,
-        },
-        (_, Role::Get) if transfer.bulk => Body::GetReq {
+    let body = match transfer.role {
+        Role::Get if transfer.bulk => Body::GetReq {
             header,
             cookie,
             sink,
@@ -364,12 +379,16 @@ fn build<'a>(
             return encode_immediate(envelope, &header, payload, to).unwrap_or(0);
         }
     };
-    Message {
+    encode(envelope, body, to)
+}
+
+#[inline]
+fn encode(envelope: &Envelope, body: Body<'_>, to: &mut [u8; 4096]) -> u32 {
+    let message = Message {
         envelope: *envelope,
         body,
-    }
-    .encode(to)
-    .unwrap_or(0)
+    };
+    message.encode(to).unwrap_or(0)
 }
 
 /// Copies the payload of an IMMEDIATE to where it belongs; how many bytes it has.

@@ -484,7 +484,15 @@ impl<'a, N: Nic> Poller<'a, N> {
         Some(self.connections.get(connection)?.credits)
     }
 
-    /// Puts a connection on the list of those the send stage looks at.
+    /// Work requests of a connection that the device has not given back, to look at.
+    #[must_use]
+    pub fn on_send_queue(&self, connection: Handle) -> Option<u32> {
+        Some(self.connections.get(connection)?.on_send_queue())
+    }
+
+    /// Puts a connection on the list of those the send stage looks at. It stays there while it
+    /// [has work](Connection::has_work): who frees what it waits for needs not list it again.
+    #[inline]
     fn list(&mut self, connection: Handle) {
         if let Some(state) = self.connections.get_mut(connection)
             && !state.listed

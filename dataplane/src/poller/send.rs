@@ -5,16 +5,13 @@ use super::record::{CHAIN, Link, What};
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
-use crate::pool::{Handle, Kind, Queue, pack};
+use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, Message};
 
-/// The whole of a chain's longest step: register and message.
-const STEP: usize = 2;
-
-impl<'a, N: Nic> Poller<'a, N> {
+impl<N: Nic> Poller<'_, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
     pub(super) fn send(&mut self, now: Instant) -> u32 {
@@ -43,16 +40,28 @@ impl<'a, N: Nic> Poller<'a, N> {
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = self.retry_reposts(connection);
-        work = work.saturating_add(self.take_held(connection, now));
-        self.admit_waiting(connection);
-        let Some(state) = self.connections.get(connection) else {
-            return work;
-        };
-        if state.state == State::Closing {
-            return work;
-        }
+        let mut work = 0_u32;
         let qp = state.qp;
+        let held = !state.held.is_empty() || !state.held_replies.is_empty();
+        let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
+        if reposts || held || waiting {
+            if reposts {
+                work = self.retry_reposts(connection);
+            }
+            if held {
+                work = work.saturating_add(self.take_held(connection, now));
+            }
+            if waiting {
+                self.admit_waiting(connection);
+            }
+            if self
+                .connections
+                .get(connection)
+                .is_none_or(|state| state.state == State::Closing)
+            {
+                return work;
+            }
+        }
         loop {
             let queued = self.fill(connection, qp);
             if self.chain.is_empty() {
@@ -151,13 +160,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             let room = room_of(self.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            if room < STEP {
-                return false;
-            }
-            if left < STEP {
-                return true;
-            }
-            let room = room.min(left);
             let invalidate = self.transfers.front(&state.invalidates);
             let answer = self.transfers.front(&state.answers);
             let request = if state.credits.available() > 0 {
@@ -165,14 +167,28 @@ impl<'a, N: Nic> Poller<'a, N> {
             } else {
                 None
             };
-            if let Some(handle) = invalidate {
-                self.pop(connection, |state| &mut state.invalidates);
+            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
+            // one, with an invalidate in hand.
+            let step = match (invalidate, answer.or(request)) {
+                (None, Some(handle)) => step_of(self.transfers.get(handle)),
+                _ => 1,
+            };
+            if room < step {
+                return false;
+            }
+            if left < step {
+                return true;
+            }
+            let room = room.min(left);
+            if invalidate.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.invalidates)
+            {
                 self.invalidate(connection, qp, handle);
-            } else if let Some(handle) = answer {
-                self.pop(connection, |state| &mut state.answers);
+            } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
                 self.answer(connection, qp, handle, room);
-            } else if let Some(handle) = request {
-                self.pop(connection, |state| &mut state.credited);
+            } else if request.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.credited)
+            {
                 self.request(connection, qp, handle);
             } else {
                 if state.wants_noop(false) {
@@ -183,20 +199,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    fn pop(
-        &mut self,
-        connection: Handle,
-        queue: impl for<'c> FnOnce(&'c mut crate::connection::Connection<'a>) -> &'c mut Queue,
-    ) {
-        if let Some(state) = self.connections.get_mut(connection)
-            && let Some(handle) = self.transfers.pop_front(queue(state))
-            && let Some(transfer) = self.transfers.get_mut(handle)
-        {
-            transfer.queued = false;
-        }
-    }
-
     /// Puts one work request on the open chain, the record and the chain's own list.
+    #[inline]
     pub(super) fn link(&mut self, connection: Handle, link: Link, id: WrId) {
         if let Some(state) = self.connections.get_mut(connection) {
             self.record.set(connection, state.head, id);
@@ -215,6 +219,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         let link = link_of(What::Invalidate, handle, transfer);
         let Some(window) = transfer
             .window
@@ -224,7 +229,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Never invalidate what is not live: some devices' drivers do not survive it.
             let in_flight = transfer.in_flight != 0;
             self.apply(handle, Input::Dead);
-            if in_flight {
+            if in_flight && !self.is_told(connection) {
                 self.fence(connection, qp, handle);
             }
             return;
@@ -235,6 +240,13 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.invalidating();
         self.link(connection, link, id);
         self.apply(handle, Input::PostedInvalidate);
+    }
+
+    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
+    fn is_told(&self, connection: Handle) -> bool {
+        self.connections
+            .get(connection)
+            .is_some_and(|state| state.terms.keys_killed)
     }
 
     /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
@@ -259,9 +271,10 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
     fn answer(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         match (transfer.phase, transfer.role) {
             (Phase::Data, _) => self.data(connection, qp, handle, room),
             (_, Role::Nak(_) | Role::Refusal(_)) => {
@@ -270,8 +283,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             _ => {
                 if self.register(connection, qp, handle) {
-                    // The invalidate that follows in any case tells that this is done, too.
-                    self.message(connection, qp, handle, false, false);
+                    // The invalidate that follows tells that this is done, too.
+                    let told = self.is_told(connection);
+                    self.message(connection, qp, handle, told, false);
                     self.apply(handle, Input::PostedPutAck);
                 } else {
                     self.close(connection, super::Reason::BadLength);
@@ -286,9 +300,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             .connections
             .get_mut(connection)
             .is_some_and(|state| state.credits.spend());
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         if !spent {
             return;
         }
@@ -299,7 +314,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Checked when it was submitted.
             self.register(connection, qp, handle);
         }
-        self.message(connection, qp, handle, !is_sink, true);
+        let told = !is_sink || self.is_told(connection);
+        self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
             (Role::Get, false) => Input::PostedGet,
@@ -470,6 +486,17 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.queued = true;
             self.transfers.push_front(queue, link.handle);
         }
+    }
+}
+
+/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
+const fn step_of(transfer: Option<&Transfer<'_>>) -> usize {
+    match transfer {
+        Some(Transfer {
+            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
+            ..
+        }) => 1,
+        _ => 2,
     }
 }
 

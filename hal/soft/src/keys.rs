@@ -10,24 +10,72 @@ use o2poll_dataplane::nic::{
 
 use crate::bytes::{Fragment, Memory, Pieces, Span};
 
-/// A window, mkey or fast-registration region, made by a control thread.
+/// A window, mkey or fast-registration region, made by a control thread; it may come with a live mapping.
 #[derive(Debug)]
 pub struct Window {
     pd: u32,
     tag: u8,
+    mapped: Option<Mapped>,
+}
+
+/// What a control thread has put a key over.
+#[derive(Debug)]
+struct Mapped {
+    ranges: &'static mut [Sge],
+    rights: Rights,
+    base: u64,
 }
 
 impl Window {
     /// A window of a protection domain.
     #[must_use]
     pub const fn new(pd: u32) -> Self {
-        Self { pd, tag: 0 }
+        Self {
+            pd,
+            tag: 0,
+            mapped: None,
+        }
     }
 
-    /// With the tag that its key was last used with.
+    /// With the tag that its key was last used with; if it is mapped, with the tag that its key has.
     #[must_use]
     pub const fn with_tag(self, tag: u8) -> Self {
-        Self { tag, ..self }
+        Self {
+            pd: self.pd,
+            tag,
+            mapped: self.mapped,
+        }
+    }
+
+    /// With a key over all bytes of these ranges, laid end to end from `base` on, which is live from the window's
+    /// adoption until it is retired: what `ibv_reg_mr` does on a control thread. The device refuses to adopt it if it
+    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, more than its `max_fragments`, or not of its
+    /// memory and protection domain, and if one is empty.
+    #[must_use]
+    pub const fn over(self, ranges: &'static mut [Sge], rights: Rights, base: u64) -> Self {
+        Self {
+            pd: self.pd,
+            tag: self.tag,
+            mapped: Some(Mapped {
+                ranges,
+                rights,
+                base,
+            }),
+        }
+    }
+
+    /// The tag of its key.
+    #[must_use]
+    pub const fn tag(&self) -> u8 {
+        self.tag
+    }
+
+    /// Takes the mapping off a window that is retired; its ranges can be written anew.
+    pub const fn unmap(&mut self) -> Option<&'static mut [Sge]> {
+        match self.mapped.take() {
+            Some(mapped) => Some(mapped.ranges),
+            None => None,
+        }
     }
 }
 
@@ -41,6 +89,8 @@ struct Mapping {
     fragments: u32,
     /// The one queue pair that may use it, for a window.
     bound: Option<u32>,
+    /// Made by the control side, which alone ends it.
+    fixed: bool,
 }
 
 /// Room for one window.
@@ -135,21 +185,80 @@ impl<'a> Keys<'a> {
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 windows")]
-    pub(crate) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
+    pub(crate) fn adopt(
+        &mut self,
+        window: Window,
+        capabilities: &Capabilities,
+    ) -> Result<(Region, RKey), Window> {
         let vacant = self
             .regions
-            .iter_mut()
-            .enumerate()
-            .find(|(_, slot)| slot.window.is_none());
-        let Some((index, slot)) = vacant else {
+            .iter()
+            .position(|slot| slot.window.is_none())
+            .map(|index| index as u32);
+        let Some(index) = vacant else {
             return Err(window);
         };
-        let key = (WINDOW_INDEX.wrapping_add(index as u32) << 8) | u32::from(window.tag);
+        let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(window.tag));
+        let mut live = None;
+        if let Some(mapped) = &window.mapped {
+            live = self.map(Region(index), key, window.pd, mapped, capabilities);
+            if live.is_none() {
+                return Err(window);
+            }
+        }
+        let Some(slot) = self.regions.get_mut(index as usize) else {
+            return Err(window);
+        };
         *slot = RegionSlot {
             window: Some(window),
+            live,
             ..RegionSlot::default()
         };
-        Ok((Region(index as u32), RKey(key)))
+        Ok((Region(index), key))
+    }
+
+    /// Writes the list of a mapping that the control side has made.
+    fn map(
+        &mut self,
+        region: Region,
+        key: RKey,
+        pd: u32,
+        mapped: &Mapped,
+        capabilities: &Capabilities,
+    ) -> Option<Mapping> {
+        let length = mapped
+            .ranges
+            .iter()
+            .try_fold(0_u32, |sum, range| sum.checked_add(range.length))?;
+        if !capabilities.mechanisms.contains(Mechanisms::MAPPINGS)
+            || mapped.ranges.len() > capabilities.max_fragments as usize
+            || mapped.base.checked_add(u64::from(length)).is_none()
+            || (mapped.base != 0 && capabilities.zero_based)
+        {
+            return None;
+        }
+        let order = Order {
+            region,
+            key,
+            rights: mapped.rights,
+            base: mapped.base,
+            length,
+            layout: Layout::Fragments(mapped.ranges),
+        };
+        let start = list_start(region.0 as usize, false, self.stride);
+        let room = self
+            .fragments
+            .get_mut(start..start.checked_add(self.stride)?)?;
+        let fragments = build(room, self.memories, pd, &order, capabilities)?;
+        Some(Mapping {
+            key,
+            rights: order.rights,
+            base: order.base,
+            length,
+            fragments,
+            bound: None,
+            fixed: true,
+        })
     }
 
     pub(crate) fn retire(&mut self, region: Region) -> Option<Window> {
@@ -191,6 +300,7 @@ impl<'a> Keys<'a> {
         if !capabilities.mechanisms.contains(mechanism)
             || count > most as usize
             || slot.staged.is_some()
+            || window.mapped.is_some()
         {
             return Err(reject);
         }
@@ -208,30 +318,15 @@ impl<'a> Keys<'a> {
             .fragments
             .get_mut(start..start.saturating_add(self.stride))
             .ok_or(reject)?;
-        let mut list = Builder {
-            room,
-            last: Span::EMPTY,
-            start: 0,
-            used: 0,
-            length: 0,
-        };
-        let memories = Memories {
-            all: self.memories,
-            pd: asker.pd,
-            write: order.rights.contains(Rights::REMOTE_WRITE)
-                || order.rights.contains(Rights::LOCAL_WRITE),
-        };
-        list.fill(&memories, order, capabilities).ok_or(bind)?;
-        if list.length != order.length {
-            return Err(bind);
-        }
+        let fragments = build(room, self.memories, asker.pd, order, capabilities).ok_or(bind)?;
         slot.staged = Some(Mapping {
             key: order.key,
             rights: order.rights,
             base: order.base,
             length: order.length,
-            fragments: list.used,
+            fragments,
             bound: matches!(order.layout, Layout::Window(_)).then_some(asker.number),
+            fixed: false,
         });
         Ok(())
     }
@@ -268,12 +363,17 @@ impl<'a> Keys<'a> {
         Ok(())
     }
 
-    /// Makes a key dead. False for one that is not live, or not this queue pair's to kill.
-    pub(crate) fn kill(&mut self, asker: Asker, key: RKey) -> bool {
+    /// Makes a key dead. False for one that is not live, or not this queue pair's to kill; with `foreign`, every
+    /// queue pair of the device may.
+    pub(crate) fn kill(&mut self, asker: Asker, key: RKey, foreign: bool) -> bool {
         let Some(slot) = region_index(key.0).and_then(|index| self.regions.get_mut(index)) else {
             return false;
         };
-        if !slot.answers(asker, key) {
+        let live = slot
+            .live
+            .as_ref()
+            .is_some_and(|live| live.key == key && !live.fixed);
+        if !live || !(foreign || slot.answers(asker, key)) {
             return false;
         }
         slot.live = None;
@@ -298,6 +398,30 @@ impl<'a> Keys<'a> {
                 .map(|head| Walk { head, rest: &[] });
         }
         self.region(asker, key, address, length, right)
+    }
+
+    /// A scatter/gather element of our own under a base memory's key, to be read. `None` sends the caller to
+    /// [`local`](Self::local).
+    #[inline]
+    pub(crate) fn base(&self, pd: u32, piece: Sge) -> Option<Span> {
+        if piece.length == 0 {
+            return Some(Span::EMPTY);
+        }
+        let memory = self.memory(piece.lkey.0)?;
+        if memory.pd() != pd {
+            return None;
+        }
+        memory.span(piece.address, piece.length)
+    }
+
+    /// As [`base`](Self::base), to be written.
+    #[inline]
+    pub(crate) fn base_sink(&self, pd: u32, piece: Sge) -> Option<Span> {
+        let memory = self.memory(piece.lkey.0)?;
+        if memory.pd() != pd || !memory.rights().contains(Rights::LOCAL_WRITE) {
+            return None;
+        }
+        memory.span(piece.address, piece.length)
     }
 
     /// The memory behind a scatter/gather element of our own. `write` where the device would write to it.
@@ -327,6 +451,7 @@ impl<'a> Keys<'a> {
         self.region(asker, key, piece.address, piece.length, right)
     }
 
+    #[inline]
     fn memory(&self, key: u32) -> Option<&Memory> {
         let index = (key >> 8).checked_sub(MEMORY_INDEX)?;
         let memory = self.memories.get(index as usize)?.as_ref()?;
@@ -512,6 +637,32 @@ impl Builder<'_> {
         }
         Some(())
     }
+}
+
+/// Writes the list of a registration; how many fragments it has.
+#[inline(always)]
+fn build(
+    room: &mut [Fragment],
+    all: &[Option<Memory>],
+    pd: u32,
+    order: &Order<'_>,
+    capabilities: &Capabilities,
+) -> Option<u32> {
+    let mut list = Builder {
+        room,
+        last: Span::EMPTY,
+        start: 0,
+        used: 0,
+        length: 0,
+    };
+    let memories = Memories {
+        all,
+        pd,
+        write: order.rights.contains(Rights::REMOTE_WRITE)
+            || order.rights.contains(Rights::LOCAL_WRITE),
+    };
+    list.fill(&memories, order, capabilities)?;
+    (list.length == order.length).then_some(list.used)
 }
 
 fn region_index(key: u32) -> Option<usize> {

@@ -21,7 +21,7 @@
 //! * `packet`: what goes from core to core. A packet holds spans, not bytes.
 //! * `wire`: what carries packets: [`Ports`] of lap rings, or a [`Lossy`] wire over them.
 //! * `tap`: what is sent on a wire, copied towards a thread that keeps it.
-//! * `profile`: what kind of card this plays ([`Profile::frwr`], [`Profile::mlx5`], [`Profile::windows`]).
+//! * `profile`: what kind of card this plays ([`Profile::frwr`] and its siblings).
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
@@ -212,6 +212,8 @@ pub struct Soft<'a, W> {
     /// Queue pair whose timers are looked at next.
     hand: u32,
     faults: Faults,
+    /// Faults may have been ordered.
+    faulty: bool,
     counts: Counts,
 }
 
@@ -258,6 +260,7 @@ impl<'a, W: Wire> Soft<'a, W> {
             port: 0,
             hand: 0,
             faults: Faults::default(),
+            faulty: false,
             counts: Counts::default(),
         })
     }
@@ -294,6 +297,7 @@ impl<'a, W: Wire> Soft<'a, W> {
 
     /// What goes wrong from now on.
     pub const fn faults(&mut self) -> &mut Faults {
+        self.faulty = true;
         &mut self.faults
     }
 
@@ -370,7 +374,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
     }
 
     fn adopt_window(&mut self, window: Window) -> Result<(Region, RKey), Window> {
-        self.keys.adopt(window)
+        self.keys.adopt(window, &self.profile.capabilities)
     }
 
     /// Its key is dead from here on.
@@ -378,6 +382,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
         self.keys.retire(region)
     }
 
+    #[inline]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
         self.append(qp.0, id, signalled, wr);
     }
@@ -388,7 +393,9 @@ impl<W: Wire> Nic for Soft<'_, W> {
 
     fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
         let none = Rejected { accepted: 0 };
-        if let Some(left) = self.faults.refuse_receives.checked_sub(1) {
+        if self.faulty
+            && let Some(left) = self.faults.refuse_receives.checked_sub(1)
+        {
             self.faults.refuse_receives = left;
             return Err(none);
         }

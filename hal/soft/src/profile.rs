@@ -15,6 +15,14 @@ pub struct Profile {
     pub ack_timeout: u32,
     /// Polls that a sender waits when the receiver is not ready (`min_rnr_timer`).
     pub rnr_timer: u32,
+    /// Most queue pairs of one device value.
+    pub max_qp: u32,
+    /// Any queue pair of the device may kill a key, whatever it is bound to and in whichever protection domain
+    /// (`rxe_invalidate_mw` looks at neither).
+    pub foreign_invalidate: bool,
+    /// A SEND_WITH_INV whose key could not be killed fails at the receiver alone: it was acknowledged before anybody
+    /// looked (rxe).
+    pub silent_invalidate: bool,
 }
 
 impl Profile {
@@ -44,6 +52,9 @@ impl Profile {
             // this only notices a core that has stopped for good, and must not take a descheduled one for it.
             ack_timeout: 1 << 24,
             rnr_timer: 64,
+            max_qp: 1 << 18,
+            foreign_invalidate: false,
+            silent_invalidate: false,
         }
     }
 
@@ -60,8 +71,18 @@ impl Profile {
         profile
     }
 
-    /// A device with type-2B memory windows and nothing else: one contiguous range, for one queue pair, no
-    /// local key.
+    /// A ConnectX-3 as a kernel consumer sees it: page lists, of which only the first may begin and only the last
+    /// may end within a page. No `IB_DEVICE_SG_GAPS_REG`.
+    #[must_use]
+    pub const fn mlx4() -> Self {
+        let mut profile = Self::frwr();
+        profile.capabilities.mechanisms = Mechanisms::PAGES;
+        profile.capabilities.max_fragments = 0;
+        profile
+    }
+
+    /// A device with type-2B memory windows and nothing else, by the book: one contiguous range, for one queue
+    /// pair, no local key.
     #[must_use]
     pub const fn windows() -> Self {
         let mut profile = Self::frwr();
@@ -69,6 +90,48 @@ impl Profile {
         profile.capabilities.max_fragments = 0;
         profile.capabilities.max_pages = 0;
         profile.capabilities.region_lkey = false;
+        profile
+    }
+
+    /// Soft-RoCE as user space sees it: [`windows`](Self::windows) with the limits of `rxe_param.h`, and two of
+    /// its ways: whoever is on the device may kill a window, and the sender of a SEND_WITH_INV that could not be
+    /// obeyed is not told. That the kernel's looks at the bounds of the memory instead of the window's is not
+    /// played, nor that it crashes on a second invalidate: here both are refused.
+    #[must_use]
+    pub const fn rxe() -> Self {
+        let mut profile = Self::windows();
+        profile.capabilities.max_sge = 32;
+        profile.capabilities.max_send_wr = 1 << 20;
+        profile.capabilities.max_recv_wr = 1 << 20;
+        profile.capabilities.max_cqe = 32_767;
+        profile.capabilities.max_windows = 1 << 19;
+        profile.foreign_invalidate = true;
+        profile.silent_invalidate = true;
+        profile
+    }
+
+    /// A card without fast registration, as the InfiniHosts of `ib_mthca`: a key lies over a list of ranges only
+    /// where the control side has put it there before ([`Window::over`](crate::Window::over)). No key is killed
+    /// from a queue, and none by a peer.
+    #[must_use]
+    pub const fn mthca() -> Self {
+        let mut profile = Self::frwr();
+        profile.capabilities.mechanisms = Mechanisms::MAPPINGS;
+        profile.capabilities.max_pages = 0;
+        profile.capabilities.remote_invalidate = false;
+        profile
+    }
+
+    /// Nothing but the key of base memory: what a card without windows and without mappings leaves.
+    #[must_use]
+    pub const fn bare() -> Self {
+        let mut profile = Self::frwr();
+        profile.capabilities.mechanisms = Mechanisms::empty();
+        profile.capabilities.max_fragments = 0;
+        profile.capabilities.max_pages = 0;
+        profile.capabilities.max_windows = 0;
+        profile.capabilities.region_lkey = false;
+        profile.capabilities.remote_invalidate = false;
         profile
     }
 
@@ -89,7 +152,7 @@ pub struct Limits {
     pub send_wr: u32,
     /// Deepest receive queue of one queue pair.
     pub recv_wr: u32,
-    /// Windows.
+    /// Windows, mappings among them.
     pub windows: u32,
     /// Base memory regions.
     pub memories: u32,
@@ -121,6 +184,7 @@ impl Limits {
             || self.recv_wr > capabilities.max_recv_wr
             || self.cqe > capabilities.max_cqe
             || self.windows > capabilities.max_windows
+            || self.queue_pairs > profile.max_qp
             || self.windows > MOST
             || self.memories > MOST
             || self.queue_pairs > MOST

@@ -22,7 +22,10 @@ pub fn config(bytes: &[u8]) {
         },
     };
     for export in [None, Some("other".into())] {
-        let overrides = Overrides { export };
+        let overrides = Overrides {
+            export,
+            ..Overrides::default()
+        };
         match Config::parse_with(text, Path::new("x.toml"), &overrides, &machine) {
             Ok(config) => promises::keeps(&config, &machine),
             Err(report) => {

@@ -382,6 +382,8 @@ impl Bench {
             queue_depth,
             max_frags: 257,
             high_water: queue_depth.div_ceil(2),
+            kills_keys: false,
+            keys_killed: false,
         }
     }
 

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use o2poll::capture::{Mad, Note, Scribe};
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};
 use o2poll_dataplane::memory::PageList;
-use o2poll_dataplane::peer::{Answer, Local, Remembered, answer, request};
+use o2poll_dataplane::peer::{Answer, Extensions, Local, Remembered, answer, request};
 use o2poll_dataplane::wire::Message;
 use o2poll_hal::clock::Clock;
 use o2poll_hal::pcap;
@@ -37,6 +37,7 @@ fn local(of: usize) -> Local {
         max_frags: 257,
         high_water: 0,
         require_privileged_port: false,
+        extensions: Extensions::empty(),
         ready: true,
     }
 }

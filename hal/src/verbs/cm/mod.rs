@@ -33,12 +33,11 @@ use std::time::Instant;
 
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
 use o2poll_dataplane::peer::{
-    Answer, Local, Next, Refused, Remembered, Request, Terms, accepted, answer, rejected, request,
+    Answer, Local, Next, REPLY_BYTES, Refused, Remembered, Request, Terms, accepted, answer,
+    rejected, request,
 };
 use o2poll_dataplane::pool::Handle;
-use o2poll_dataplane::wire::{
-    CONN_BYTES, ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, V2, Why,
-};
+use o2poll_dataplane::wire::{ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, V2, Why};
 
 use self::raw::{Channel, Happening, Id as CmId, Parameters};
 use super::{CompletionQueue, Device, Domain, QueuePair, Shape};
@@ -258,7 +257,7 @@ struct Endpoint {
     adopted: bool,
     connection: Option<Handle>,
     request: Option<Request>,
-    reply: Option<[u8; CONN_BYTES]>,
+    reply: Option<[u8; REPLY_BYTES]>,
     terms: Option<Terms>,
     next: Option<Next>,
     failure: Option<Failure>,
