@@ -10,8 +10,11 @@ use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use o2poll::{Asked, Bars, Budget, Devices, NodeError, Options, Report, outline, run};
-use o2poll_config::{Config, Machine, Overrides, SoftProfile, parse_duration};
+use o2poll_config::{Config, Device, Machine, Overrides, SoftProfile, parse_duration};
+use o2poll_dataplane::wire::Nid;
 use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::tools;
 
 /// LNet's o2iblnd in user space: nodes that move PUTs and GETs by RDMA, from polling threads.
 #[derive(Parser)]
@@ -44,6 +47,12 @@ enum Command {
     },
     /// Tell what each device and profile can do, and what becomes of which buffer on it.
     Devices(DevicesArgs),
+    /// Ping another node over an RDMA device.
+    Ping(tools::PingArgs),
+    /// Read what another node exports into a file, over an RDMA device.
+    Get(tools::GetArgs),
+    /// Write a file into what another node exports, over an RDMA device.
+    Put(tools::PutArgs),
     /// Print the documented node file that comes with the program.
     #[command(visible_alias = "print-default")]
     Config,
@@ -71,6 +80,9 @@ struct RunArgs {
     /// Write the report as JSON too; `-` is standard output, instead of the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// On an RDMA device: run only this node of the file; the others run elsewhere. May be given several times.
+    #[arg(long, value_name = "NID", value_parser = tools::nid)]
+    node: Vec<Nid>,
     /// Write what the nodes send each other to this file, as RoCEv2 frames that Wireshark dissects. Slows the
     /// run down: nothing is left out.
     #[arg(long, value_name = "FILE")]
@@ -138,6 +150,9 @@ pub(crate) fn main() -> ExitCode {
         Command::Check { files } => check(&files),
         Command::Plan { file, peers, json } => plan(&file, peers, json),
         Command::Devices(args) => devices(&args),
+        Command::Ping(args) => tools::ping(&args),
+        Command::Get(args) => tools::get(&args),
+        Command::Put(args) => tools::put(&args),
         Command::Config => print(SHIPPED),
     }
 }
@@ -155,6 +170,20 @@ fn run_file(args: &RunArgs) -> ExitCode {
             return ExitCode::from(MISTAKES);
         }
     };
+    let soft = matches!(config.device, Device::Soft(_));
+    let wrong = match (soft, &args.pcap) {
+        (true, _) if !args.node.is_empty() => {
+            "--node is for nodes on an RDMA device: the software device joins only the nodes of one process"
+        }
+        (false, Some(_)) => {
+            "--pcap is for the software device: on an RDMA device capture UDP port 4791 with tcpdump"
+        }
+        _ => "",
+    };
+    if !wrong.is_empty() {
+        eprintln!("o2poll: {wrong}");
+        return ExitCode::from(MISTAKES);
+    }
     if let Err(error) = outline(&config, &machine) {
         eprintln!("o2poll: {}: {error}", args.file.display());
         return ExitCode::from(MISTAKES);
@@ -171,7 +200,11 @@ fn run_file(args: &RunArgs) -> ExitCode {
         pcap: args.pcap.clone(),
         ..Options::default()
     };
-    let outcome = run(&config, &machine, &options, &stop, &mut bars);
+    let outcome = if matches!(config.device, Device::Soft(_)) {
+        run(&config, &machine, &options, &stop, &mut bars)
+    } else {
+        on_device(&config, &machine, &args.node, &stop, &mut bars)
+    };
     bars.clear();
     let report = match outcome {
         Ok(report) => report,
@@ -188,6 +221,28 @@ fn run_file(args: &RunArgs) -> ExitCode {
         return ExitCode::from(BROKEN);
     }
     ExitCode::from(report.verdict.code())
+}
+
+#[cfg(feature = "verbs")]
+fn on_device(
+    config: &Config,
+    machine: &Machine<'_>,
+    here: &[Nid],
+    stop: &AtomicBool,
+    bars: &mut Bars,
+) -> Result<Report, NodeError> {
+    o2poll::verbs::run(config, machine, here, stop, bars)
+}
+
+#[cfg(not(feature = "verbs"))]
+fn on_device(
+    _: &Config,
+    _: &Machine<'_>,
+    _: &[Nid],
+    _: &AtomicBool,
+    _: &mut Bars,
+) -> Result<Report, NodeError> {
+    Err(NodeError::UnknownDevice)
 }
 
 fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
@@ -307,7 +362,7 @@ fn on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     parse_duration(text)
         .filter(|duration| !duration.is_zero())
         .ok_or_else(|| String::from("write it as 30s, 500ms or 2min"))
@@ -319,9 +374,9 @@ const SHIPPED: &str = include_str!("../../config/loopback.toml");
 /// Exit status: a node file has mistakes.
 const MISTAKES: u8 = 1;
 /// Exit status: memory, a core, or a file could not be had.
-const NOT_STARTED: u8 = 3;
+pub(crate) const NOT_STARTED: u8 = 3;
 /// Exit status: a transfer, a connection, a device or a thread failed.
-const BROKEN: u8 = 5;
+pub(crate) const BROKEN: u8 = 5;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -29,7 +29,7 @@ use crate::NodeError;
 use crate::application::{Application, Nobody, Notice};
 use crate::capture::{Capture, Summary, Ticker};
 use crate::fabric::{Dial, Effect, Id, Manager, port, wires};
-use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, ring_of};
+use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, SoftBackend, ring_of};
 use crate::plan::Plan;
 use crate::polling::{self, Ended, Flags};
 
@@ -212,11 +212,13 @@ impl<A: Application> Control<A> {
                 node: node.clone(),
                 memory: config.memory,
                 tunables: config.tunables,
-                profile: plan.profile,
+                backend: SoftBackend {
+                    profile: plan.profile,
+                    ports: ports.next().unwrap_or_default(),
+                    recorder: recorders.next(),
+                },
                 needs,
                 stamp,
-                ports: ports.next().unwrap_or_default(),
-                recorder: recorders.next(),
                 orders: orders_in,
                 reports: reports_out,
                 notices: notices_in,
@@ -251,7 +253,10 @@ impl<A: Application> Control<A> {
         }
     }
 
-    fn spawn(&mut self, mut blueprints: Vec<Option<Blueprint<A>>>) -> Result<(), NodeError> {
+    fn spawn(
+        &mut self,
+        mut blueprints: Vec<Option<Blueprint<A, SoftBackend>>>,
+    ) -> Result<(), NodeError> {
         let (told, built) = channel();
         for thread in &self.plan.placement.threads {
             let nodes = thread
@@ -592,7 +597,7 @@ impl<A: Application> Control<A> {
             });
             for (index, gauges, application) in ended.nodes {
                 if let Some(node) = nodes.get_mut(index) {
-                    node.device = Some(gauges);
+                    node.device = gauges;
                     node.application = application;
                 }
             }

@@ -20,8 +20,13 @@ pub enum NodeError {
     #[error("{0}")]
     Config(Report),
     /// The device is of a kind that this build does not know.
-    #[error("this build has no such device: use `soft`")]
+    #[error(
+        "this build has no such device: use `soft`, or build with `cargo build --features verbs`"
+    )]
     UnknownDevice,
+    /// An RDMA device, or its connection manager.
+    #[error("{0}")]
+    Rdma(String),
     /// The capture file.
     #[error("cannot write the capture: {0}; give another file to --pcap")]
     Capture(io::Error),

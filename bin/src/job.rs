@@ -414,7 +414,7 @@ pub fn peers(node: &config::Node) -> Vec<Nid> {
     peers
 }
 
-fn judge(peer: Nid, bytes: &[u8], length: u32, latency: Ticks) -> Result<Pong, NoPong> {
+pub(crate) fn judge(peer: Nid, bytes: &[u8], length: u32, latency: Ticks) -> Result<Pong, NoPong> {
     let answer = bytes.get(..length as usize).unwrap_or(bytes);
     let info = PingInfo::decode(answer)?;
     match info.primary() {

@@ -112,6 +112,8 @@ mod polling;
 mod progress;
 mod report;
 mod run;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 mod workload;
 
 pub use application::{Application, Nobody, Notice, Port, Turn};

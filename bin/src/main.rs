@@ -1,6 +1,7 @@
 //! The program.
 
 mod cli;
+mod tools;
 
 use std::process::ExitCode;
 

@@ -8,7 +8,7 @@ use o2poll_config::{self as config, Content, Exposure, Wish};
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{Entry, EntryOptions, Event, MatchBits, Submission, Token};
 use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, PageList, Range};
-use o2poll_dataplane::nic::{Fault, LKey, Rights, Sge, WrId};
+use o2poll_dataplane::nic::{Fault, LKey, Nic, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Limits, Order, Poller, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::registration::{STAGE_BYTES, Settings};
@@ -81,22 +81,83 @@ impl Node {
     }
 }
 
+/// What makes the device value of a node, on the node's own thread, and registers its memory.
+pub(crate) trait Backend: Send + 'static {
+    /// The device value.
+    type Nic: Nic + 'static;
+
+    /// Makes it.
+    fn nic(&mut self, node: Nid, needs: &Needs) -> Result<Self::Nic, NodeError>;
+
+    /// Takes a piece out of an arena, registered.
+    fn take(
+        &mut self,
+        nic: &mut Self::Nic,
+        node: Nid,
+        arena: &'static Arena,
+        bytes: usize,
+        rights: Rights,
+    ) -> Result<Range<'static>, NodeError>;
+
+    /// What the device still holds, if it can tell.
+    fn gauges(nic: &Self::Nic) -> Option<Gauges>;
+}
+
+/// The software device.
+pub(crate) struct SoftBackend {
+    pub(crate) profile: Profile,
+    /// To every other node's device, in the order of the node file.
+    pub(crate) ports: Vec<soft::Port<'static>>,
+    /// For the tap on them.
+    pub(crate) recorder: Option<Recorder<'static, Ticker>>,
+}
+
+impl Backend for SoftBackend {
+    type Nic = Device;
+
+    fn nic(&mut self, node: Nid, needs: &Needs) -> Result<Device, NodeError> {
+        let wires = wires(core::mem::take(&mut self.ports), self.recorder.take());
+        device(needs, self.profile, wires).ok_or(NodeError::Device {
+            node,
+            what: "its own limits",
+        })
+    }
+
+    fn take(
+        &mut self,
+        nic: &mut Device,
+        node: Nid,
+        arena: &'static Arena,
+        bytes: usize,
+        rights: Rights,
+    ) -> Result<Range<'static>, NodeError> {
+        let range = arena
+            .take(bytes, PAGE, LKey::default())
+            .map_err(|source| NodeError::Take { node, source })?;
+        nic.register_range(range, PROTECTION_DOMAIN, rights)
+            .map_err(|_| NodeError::Device {
+                node,
+                what: "another memory region",
+            })
+    }
+
+    fn gauges(nic: &Device) -> Option<Gauges> {
+        Some(nic.gauges())
+    }
+}
+
 /// What a polling thread needs to make a node.
-pub(crate) struct Blueprint<A> {
+pub(crate) struct Blueprint<A, B: Backend> {
     /// Its place in the node file.
     pub(crate) index: usize,
     pub(crate) node: config::Node,
     pub(crate) memory: config::Memory,
     pub(crate) tunables: config::Tunables,
-    pub(crate) profile: Profile,
+    pub(crate) backend: B,
     pub(crate) needs: Needs,
     pub(crate) stamp: u64,
-    /// To every other node's device, in the order of the node file.
-    pub(crate) ports: Vec<soft::Port<'static>>,
-    /// For the tap on them.
-    pub(crate) recorder: Option<Recorder<'static, Ticker>>,
-    pub(crate) orders: Consumer<'static, Order<Device>>,
-    pub(crate) reports: Producer<'static, Report<Device>>,
+    pub(crate) orders: Consumer<'static, Order<B::Nic>>,
+    pub(crate) reports: Producer<'static, Report<B::Nic>>,
     pub(crate) notices: Consumer<'static, Notice>,
     pub(crate) counters: &'static Counters,
     /// What runs beside the poller; without one, a [`Node`] is handed out.
@@ -106,10 +167,10 @@ pub(crate) struct Blueprint<A> {
 }
 
 /// A node on its polling thread.
-pub(crate) struct Seat<A> {
+pub(crate) struct Seat<A, B: Backend> {
     pub(crate) index: usize,
     pub(crate) nid: Nid,
-    poller: Poller<'static, Device>,
+    poller: Poller<'static, B::Nic>,
     notices: Consumer<'static, Notice>,
     application: Option<(A, Port)>,
     busy: Ticks,
@@ -123,9 +184,12 @@ pub(crate) struct Built {
     pub(crate) node: Option<Node>,
 }
 
-impl<A: Application> Seat<A> {
+impl<A: Application, B: Backend> Seat<A, B> {
     /// Makes a node on the thread that will poll for it, so that its memory is near that core.
-    pub(crate) fn build(plan: Blueprint<A>, clock: &Clock) -> Result<(Self, Built), NodeError> {
+    pub(crate) fn build(
+        mut plan: Blueprint<A, B>,
+        clock: &Clock,
+    ) -> Result<(Self, Built), NodeError> {
         let nid = plan.node.nid;
         let (huge, lock) = wishes(plan.memory);
         let mut notes = Vec::new();
@@ -135,26 +199,14 @@ impl<A: Application> Seat<A> {
             Ok::<&'static Arena, NodeError>(Box::leak(Box::new(arena)))
         };
         let arena = keep(Arena::new(plan.needs.bytes, huge, lock))?;
-        let mut device = device(&plan.needs, plan.profile, wires(plan.ports, plan.recorder))
-            .ok_or(NodeError::Device {
-                node: nid,
-                what: "its own limits",
-            })?;
+        let mut device = plan.backend.nic(nid, &plan.needs)?;
         // What peers may be shown for good: `exposure = "arena"`.
         let open = match plan.memory.exposure {
             Exposure::Arena => Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
             Exposure::None => Rights::LOCAL_WRITE,
         };
         let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
-            let range = arena
-                .take(bytes, PAGE, LKey::default())
-                .map_err(|source| NodeError::Take { node: nid, source })?;
-            device
-                .register_range(range, PROTECTION_DOMAIN, rights)
-                .map_err(|_| NodeError::Device {
-                    node: nid,
-                    what: "another memory region",
-                })
+            plan.backend.take(&mut device, nid, arena, bytes, rights)
         };
         let mut messages = Some(registered(arena, plan.needs.messages, Rights::LOCAL_WRITE)?);
         let mut staging = match plan.needs.staging {
@@ -291,16 +343,16 @@ impl<A: Application> Seat<A> {
     }
 
     /// What its device still holds, and its application, at the end.
-    pub(crate) fn end(mut self) -> (usize, Gauges, Option<A>) {
-        let gauges = self.poller.nic().gauges();
+    pub(crate) fn end(mut self) -> (usize, Option<Gauges>, Option<A>) {
+        let gauges = B::gauges(self.poller.nic());
         let application = self.application.map(|(application, _)| application);
         (self.index, gauges, application)
     }
 }
 
 /// Exports one piece, and waits for the poller to say so.
-fn attach(
-    poller: &mut Poller<'static, Device>,
+fn attach<N: Nic>(
+    poller: &mut Poller<'static, N>,
     port: &mut Port,
     node: Nid,
     clock: &Clock,

@@ -45,10 +45,27 @@ impl Plan {
         machine: &Machine<'_>,
         connections: usize,
     ) -> Result<Self, NodeError> {
+        let Device::Soft(device) = &config.device else {
+            return Err(NodeError::UnknownDevice);
+        };
+        let most = device.max_windows.unwrap_or(u32::MAX);
+        Self::on(config, machine, profile(config)?, most, connections)
+    }
+
+    /// Works it out for a device with the capabilities of this profile, and so many windows.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn on(
+        config: &Config,
+        machine: &Machine<'_>,
+        profile: Profile,
+        most: u32,
+        connections: usize,
+    ) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
         one_core_each(config, &placement)?;
         one_writer_each(config)?;
-        let profile = profile(config)?;
         let tunables = &config.tunables;
         let wanted = Shape {
             connections,
@@ -67,9 +84,6 @@ impl Plan {
         let mut notes = Vec::new();
         let mut shape = fit(wanted, &profile).ok_or_else(|| Self::small_device(&profile))?;
         notes.extend(lowered(wanted, shape, &profile));
-        let Device::Soft(device) = &config.device else {
-            return Err(NodeError::UnknownDevice);
-        };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let on_queues = Mechanisms::FRAGMENTS | Mechanisms::PAGES | Mechanisms::WINDOW;
         let windows = if profile.capabilities.mechanisms.intersects(on_queues) {
@@ -77,7 +91,6 @@ impl Plan {
         } else {
             0
         };
-        let most = device.max_windows.unwrap_or(u32::MAX);
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
         if windows > most {

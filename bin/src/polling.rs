@@ -15,7 +15,7 @@ use o2poll_soft::Gauges;
 
 use crate::NodeError;
 use crate::application::Application;
-use crate::node::{Blueprint, Built, Seat};
+use crate::node::{Backend, Blueprint, Built, Seat};
 
 /// What all threads share.
 #[derive(Debug, Default)]
@@ -46,16 +46,16 @@ pub(crate) struct Ended<A> {
     /// How often the thread was taken off its core, or gave it up, meanwhile.
     pub(crate) switches: Option<Switches>,
     /// What each node's device held at the end, and its application.
-    pub(crate) nodes: Vec<(usize, Gauges, Option<A>)>,
+    pub(crate) nodes: Vec<(usize, Option<Gauges>, Option<A>)>,
     /// The node whose device failed.
     pub(crate) fault: Option<(Nid, Fault)>,
 }
 
 /// Starts a thread. It pins itself, makes its nodes, tells each of them or why not, and polls until it
 /// is to quit.
-pub(crate) fn spawn<A: Application>(
+pub(crate) fn spawn<A: Application, B: Backend>(
     core: usize,
-    nodes: Vec<Blueprint<A>>,
+    nodes: Vec<Blueprint<A, B>>,
     idle: Idle,
     clock: Clock,
     flags: Arc<Flags>,
@@ -79,12 +79,12 @@ pub(crate) fn spawn<A: Application>(
         .map_err(|source| NodeError::Thread { core, source })
 }
 
-fn make<A: Application>(
+fn make<A: Application, B: Backend>(
     core: usize,
-    nodes: Vec<Blueprint<A>>,
+    nodes: Vec<Blueprint<A, B>>,
     clock: &Clock,
     told: &Sender<Result<Built, NodeError>>,
-) -> Result<Vec<Seat<A>>, NodeError> {
+) -> Result<Vec<Seat<A, B>>, NodeError> {
     cores::pin(core).map_err(|source| NodeError::Pin { core, source })?;
     let mut seats = Vec::new();
     for plan in nodes {
@@ -95,9 +95,9 @@ fn make<A: Application>(
     Ok(seats)
 }
 
-fn run<A: Application>(
+fn run<A: Application, B: Backend>(
     core: usize,
-    mut seats: Vec<Seat<A>>,
+    mut seats: Vec<Seat<A, B>>,
     idle: Idle,
     clock: &Clock,
     flags: &Flags,
@@ -118,8 +118,8 @@ fn run<A: Application>(
 }
 
 /// The loop. Nothing in it allocates, locks, or makes a system call, the yield of an idle turn aside.
-fn poll<A: Application>(
-    seats: &mut [Seat<A>],
+fn poll<A: Application, B: Backend>(
+    seats: &mut [Seat<A, B>],
     idle: Idle,
     clock: &Clock,
     flags: &Flags,

@@ -7,7 +7,7 @@ use std::io::{self, Read as _};
 use std::path::Path;
 use std::sync::Arc;
 
-use o2poll_config::{Config, Machine};
+use o2poll_config::{Config, Device, Machine};
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest as _, Sha256};
@@ -40,7 +40,7 @@ pub fn run(
     stop: &AtomicBool,
     watcher: &mut dyn Watcher,
 ) -> Result<Report, NodeError> {
-    let hashes = hashes(config)?;
+    let hashes = hashes(config, |_| true)?;
     let mut progress: Vec<(Nid, Arc<Progress>)> = Vec::new();
     let mut control = Control::start(config, machine, options, |index, clock, counters| {
         let expected = hashes.get(index).copied().flatten();
@@ -105,6 +105,17 @@ pub fn run(
 /// # Errors
 /// What `run` would say.
 pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeError> {
+    if let Device::Verbs(name) = &config.device {
+        let nodes: Vec<String> = config
+            .nodes
+            .iter()
+            .map(|node| node.nid.to_string())
+            .collect();
+        return Ok(format!(
+            "device {name} of the machine that runs it; nodes {}",
+            nodes.join(", ")
+        ));
+    }
     let plan = Plan::new(config, machine)?;
     let counters: Vec<&'static Counters> = config
         .nodes
@@ -148,7 +159,10 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeErr
 }
 
 /// The SHA-256 of each node's file to copy, read from the disk: not from memory that anybody has moved.
-fn hashes(config: &Config) -> Result<Vec<Option<Hash>>, NodeError> {
+pub(crate) fn hashes(
+    config: &Config,
+    of_node: impl Fn(Nid) -> bool,
+) -> Result<Vec<Option<Hash>>, NodeError> {
     let of = |node: &o2poll_config::Node| {
         let export = config.export(node.copy.as_ref()?.file)?;
         let path = export.file()?;
@@ -160,7 +174,7 @@ fn hashes(config: &Config) -> Result<Vec<Option<Hash>>, NodeError> {
     config
         .nodes
         .iter()
-        .map(|node| of(node).transpose())
+        .map(|node| of(node).filter(|_| of_node(node.nid)).transpose())
         .collect()
 }
 

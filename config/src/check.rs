@@ -78,7 +78,9 @@ fn way_to_large_buffers(draft: &Draft, mistakes: &Mistakes) {
     let (Some(device), Some(exposure)) = (&draft.device, &draft.exposure) else {
         return;
     };
-    let Device::Soft(soft) = &device.value;
+    let Device::Soft(soft) = &device.value else {
+        return;
+    };
     if soft.profile == SoftProfile::Bare && exposure.value == Exposure::None {
         mistakes.push(
             Diagnostic::new(

@@ -184,12 +184,20 @@ fn device(
         .table("soft", "`soft`", "soft = { profile = \"frwr\" }")
         .map(|section| soft(section, replacement));
     if section.has("verbs") {
-        let _: Option<At<()>> = section.or("verbs", (), |_| {
-            Err(Wrong::new(
-                "is not in this build",
-                "a device of libibverbs",
-                "use soft = { profile = \"frwr\" }, the software device",
-            ))
+        let verbs = section.or("verbs", String::new(), verbs);
+        if section.has("soft") {
+            mistakes.push(Diagnostic::new(
+                "[device] names two devices",
+                section.span(),
+                "",
+                "leave soft or verbs out",
+            ));
+        }
+        section.finish(|_| None);
+        return verbs.map(|name| At {
+            value: Device::Verbs(name.value),
+            span: name.span,
+            given: name.given,
         });
     } else if !section.has("soft") {
         mistakes.push(Diagnostic::new(
@@ -201,6 +209,20 @@ fn device(
     }
     section.finish(|_| None);
     soft.flatten()
+}
+
+fn verbs(found: &DeValue<'_>) -> Result<String, Wrong> {
+    if !cfg!(feature = "verbs") {
+        return Err(Wrong::new(
+            "is not in this build",
+            "a device of libibverbs",
+            "use soft = { profile = \"frwr\" }, the software device, or build with `cargo build --features verbs`",
+        ));
+    }
+    match found {
+        DeValue::String(name) if !name.is_empty() => Ok(name.to_string()),
+        _ => Err(Wrong::kind("the name of a device", found, "\"rxe0\"")),
+    }
 }
 
 /// Stands where its profile does.

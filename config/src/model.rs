@@ -44,6 +44,9 @@ impl Config {
 pub enum Device {
     /// The software device: every node of the file in one process.
     Soft(Soft),
+    /// `verbs = "NAME"`: a device of libibverbs. Nodes of the file may run in other processes, on other machines.
+    /// Only in a build with the feature `verbs`.
+    Verbs(String),
 }
 
 /// `soft = { .. }`. A limit that is `None` is the profile's own.

@@ -251,6 +251,7 @@ impl Report {
             file: config.origin.display().to_string(),
             device: match &config.device {
                 Device::Soft(soft) => format!("soft {}", soft.profile.name()),
+                Device::Verbs(name) => format!("verbs {name}"),
                 _ => String::new(),
             },
             placement: scene.placement.clone(),

@@ -16,6 +16,7 @@
 //! | `windows` | the driver's own account of keys |
 //! | `trap` | a request that fails for certain |
 //! | `decode` | what a completion says |
+//! | [`cm`] | connections to other nodes, over librdmacm |
 //! | [`quirks`](Quirks) | what some drivers do differently, by name |
 //! | [`probe`](probe()) | what a device can do, found out by doing it |
 //!
@@ -36,6 +37,7 @@
 use std::io;
 
 mod chain;
+pub mod cm;
 mod decode;
 mod device;
 mod nic;

@@ -49,8 +49,8 @@ pub struct Window {
     bound: Option<(Arc<RawQp>, Arc<Mr>)>,
 }
 
-/// The completion queue of one core.
-#[derive(Debug)]
+/// The completion queue of one core. Clones are the same one: a control thread keeps one to make queue pairs.
+#[derive(Clone, Debug)]
 pub struct CompletionQueue {
     pub(super) raw: Arc<Cq>,
     pub(super) cqe: u32,

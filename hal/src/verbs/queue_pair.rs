@@ -8,8 +8,8 @@ use rdma_core_sys::types::{
     IBV_QP_ACCESS_FLAGS, IBV_QP_AV, IBV_QP_DEST_QPN, IBV_QP_MAX_DEST_RD_ATOMIC,
     IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX, IBV_QP_PORT,
     IBV_QP_RETRY_CNT, IBV_QP_RNR_RETRY, IBV_QP_RQ_PSN, IBV_QP_SQ_PSN, IBV_QP_STATE, IBV_QP_TIMEOUT,
-    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, ibv_mtu, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
+    IBV_QPS_ERR, IBV_QPS_INIT, IBV_QPS_RESET, IBV_QPS_RTR, IBV_QPS_RTS, IBV_QPT_RC, ibv_mtu,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_cap, ibv_qp_init_attr,
 };
 
 use super::device::{Device, Gid};
@@ -198,6 +198,18 @@ impl QueuePair {
             | IBV_QP_SQ_PSN
             | IBV_QP_MAX_QP_RD_ATOMIC;
         self.modify(device, &mut attr, mask)
+    }
+
+    /// Back to RESET, as it was made: for the next connection.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub fn reset(&mut self, device: &Device) -> Result<(), DeviceError> {
+        let mut attr = ibv_qp_attr {
+            qp_state: IBV_QPS_RESET,
+            ..Default::default()
+        };
+        self.modify(device, &mut attr, IBV_QP_STATE)
     }
 
     /// `ibv_modify_qp(3)`: for attributes that a connection manager makes (`rdma_init_qp_attr(3)`).

@@ -5,6 +5,7 @@
 
 mod command;
 mod fuzz;
+mod kernel;
 mod lint;
 mod probe;
 mod program;
@@ -88,6 +89,7 @@ fn verb(words: &[&str]) -> Result<bool> {
             rust_tests::wireshark(&workspace, &mut report);
             Ok(report.finish())
         }
+        ["kernel", ref words @ ..] => kernel_verb(&workspace, words),
         ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
@@ -105,6 +107,29 @@ fn test(workspace: &Workspace, mut report: Report) -> Result<bool> {
     rust_tests::wireshark(workspace, &mut report);
     rust_tests::sanitizers(workspace, &mut report);
     fuzz::steps(workspace, &mut report);
+    kernel::steps(workspace, &mut report, None)?;
+    Ok(report.finish())
+}
+
+fn kernel_verb(workspace: &Workspace, words: &[&str]) -> Result<bool> {
+    let (mut strict, mut case, mut script) = (false, None, None);
+    let mut words = words.iter().copied();
+    while let Some(word) = words.next() {
+        match word {
+            "--strict" => strict = true,
+            "--case" => case = Some(words.next().context("--case NAME")?),
+            "--script" => script = Some(words.next().context("--script FILE")?),
+            _ => bail!(
+                "kernel [--strict] [--case NAME | --script FILE], with NAME one of\n{}",
+                kernel::list()
+            ),
+        }
+    }
+    let mut report = Report::new(strict);
+    match script {
+        Some(path) => kernel::script(workspace, &mut report, path)?,
+        None => kernel::steps(workspace, &mut report, case)?,
+    }
     Ok(report.finish())
 }
 
@@ -124,5 +149,10 @@ cargo xtask VERB
   fuzz [SECONDS] [TARGET]
                   the fuzz targets, each for so long; needs a nightly compiler and cargo-fuzz
   wireshark       captures of two nodes, judged by tshark
+  kernel [--strict] [--case NAME]
+                  all cases, or one, on a real kernel: Debian's in QEMU, with the software RDMA device
+                  rdma_rxe. Downloads that kernel; installs nothing of it
+  kernel --script FILE
+                  a shell script of yours in such a guest, in which rxe0 exists
   bench [ARGS]    the microbenchmarks
 ";

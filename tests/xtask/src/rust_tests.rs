@@ -189,7 +189,7 @@ fn failures(finished: &Finished) -> String {
 }
 
 /// The sum over all lines `test result: ok. N passed; ...`; `None` if there is none.
-fn passed(output: &str) -> Option<u64> {
+pub(crate) fn passed(output: &str) -> Option<u64> {
     let counts: Vec<u64> = output
         .lines()
         .filter_map(|line| {

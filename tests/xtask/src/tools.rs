@@ -22,25 +22,69 @@ pub(crate) fn need(
             "no {program}; it is in Debian's package {package}"
         )));
     }
+    install(workspace, &[package])?;
+    if present(program) {
+        Ok(Ok(()))
+    } else {
+        Ok(Err(format!("apt-get could not install {package}")))
+    }
+}
+
+/// Makes sure of Debian packages; which are not there, if some are not.
+pub(crate) fn packages(workspace: &Workspace, packages: &[&str]) -> Result<Result<(), String>> {
+    if !present("dpkg-query") || !present("apt-get") {
+        return Ok(Err("this is not a Debian".to_owned()));
+    }
+    let missing = missing(packages)?;
+    if missing.is_empty() {
+        return Ok(Ok(()));
+    }
+    if !is_root() {
+        return Ok(Err(format!("missing packages: {}", missing.join(" "))));
+    }
+    install(workspace, &missing)?;
+    match self::missing(packages)? {
+        none if none.is_empty() => Ok(Ok(())),
+        some => Ok(Err(format!("apt-get could not install {}", some.join(" ")))),
+    }
+}
+
+/// Those that are not installed.
+fn missing<'p>(packages: &[&'p str]) -> Result<Vec<&'p str>> {
+    // Complains about those that it does not know, and lists the others.
+    let listed = Command::new("dpkg-query")
+        .args(["--show", "--showformat=${Package} ${db:Status-Status}\\n"])
+        .args(packages)
+        .output()?;
+    let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
+    Ok(packages
+        .iter()
+        .copied()
+        .filter(|package| {
+            !listed
+                .lines()
+                .any(|line| line == format!("{package} installed"))
+        })
+        .collect())
+}
+
+fn install(workspace: &Workspace, packages: &[&str]) -> Result<()> {
     let apt = |arguments: &[&str]| {
-        let name = format!("apt {package}");
+        let name = format!("apt {}", packages.first().unwrap_or(&""));
         let mut command = Command::new("apt-get");
         command
             .env("DEBIAN_FRONTEND", "noninteractive")
             .args(arguments);
         run(workspace, &name, BUILD, &mut command)
     };
-    let install = ["install", "--yes", "--no-install-recommends", package];
+    let mut install = vec!["install", "--yes", "--no-install-recommends"];
+    install.extend(packages);
     // The lists of a fresh machine are empty, those of another old.
     if !apt(&install)?.status.success() {
         apt(&["update"])?;
         apt(&install)?;
     }
-    if present(program) {
-        Ok(Ok(()))
-    } else {
-        Ok(Err(format!("apt-get could not install {package}")))
-    }
+    Ok(())
 }
 
 /// Whether there is a nightly compiler.
@@ -67,7 +111,18 @@ fn is_root() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::present;
+    use super::{missing, present};
+
+    #[test]
+    fn packages_that_nobody_has_are_missing() {
+        if !present("dpkg-query") {
+            return;
+        }
+        assert_eq!(
+            missing(&["dpkg", "no-such-package"]).unwrap(),
+            ["no-such-package"]
+        );
+    }
 
     #[test]
     fn programs_are_looked_for_on_the_path() {

@@ -1,0 +1,259 @@
+//! One node that asks another: ping, get, put.
+
+use core::time::Duration;
+use std::time::Instant;
+
+use o2poll_config::{Config, Machine};
+use o2poll_dataplane::endpoint::{
+    self, Event, MatchBits, Operation, Portal, Request, Submission, Token,
+};
+use o2poll_dataplane::memory::PageList;
+use o2poll_dataplane::time::Ticks;
+use o2poll_dataplane::wire::Nid;
+use o2poll_dataplane::wire::ping;
+use o2poll_hal::verbs::Device;
+
+use super::{Control, Options, SHORT, rdma};
+use crate::NodeError;
+use crate::application::Nobody;
+use crate::job::{NoPong, Pong, judge};
+use crate::node::Link;
+
+/// A connection of a short-lived node to another.
+pub struct Client {
+    control: Control<Nobody>,
+    from: Nid,
+    to: Nid,
+    link: Link,
+    /// Memory of transfers that have ended, of each length once.
+    lists: Vec<&'static mut PageList<'static>>,
+}
+
+/// An export of another node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Portal.
+    pub portal: Portal,
+    /// Match bits.
+    pub match_bits: MatchBits,
+}
+
+impl core::str::FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || String::from("write it as PORTAL:BITS, e.g. 51:0x1");
+        let (portal, bits) = text.split_once(':').ok_or_else(wrong)?;
+        let number = |text: &str| match text.strip_prefix("0x") {
+            Some(digits) => u64::from_str_radix(digits, 16).ok(),
+            None => text.parse().ok(),
+        };
+        let portal = number(portal).and_then(|portal| u32::try_from(portal).ok());
+        Ok(Self {
+            portal: Portal(portal.ok_or_else(wrong)?),
+            match_bits: MatchBits(number(bits).ok_or_else(wrong)?),
+        })
+    }
+}
+
+impl Client {
+    /// Starts a node on a device and connects it. Without a device the only one of this machine is taken; without a
+    /// name the node has the device's first IPv4 address, in the other node's LNet network.
+    ///
+    /// # Errors
+    /// Why there is no connection.
+    pub fn connect(
+        to: Nid,
+        device: Option<&str>,
+        from: Option<Nid>,
+        timeout: Duration,
+    ) -> Result<Self, NodeError> {
+        let name = match device {
+            Some(name) => name.to_owned(),
+            None => Device::names()
+                .map_err(rdma)?
+                .first()
+                .cloned()
+                .ok_or_else(|| NodeError::Rdma(String::from("this machine has no RDMA device")))?,
+        };
+        let from = match from {
+            Some(from) => from,
+            None => {
+                let device = Device::open(&name).map_err(rdma)?;
+                let address = device
+                    .gids()
+                    .map_err(rdma)?
+                    .iter()
+                    .filter_map(o2poll_hal::verbs::Gid::ipv4)
+                    .find(|address| Nid::o2ib(*address, to.number()) != to)
+                    .ok_or_else(|| {
+                        NodeError::Rdma(format!(
+                            "device {name} has no IPv4 address to ask from: give its network interface one, or say --from"
+                        ))
+                    })?;
+                Nid::o2ib(address, to.number())
+            }
+        };
+        let machine = Machine::this();
+        let seconds = timeout.as_secs().max(1);
+        let text = format!(
+            "[device]\nverbs = {name:?}\n[memory]\nhuge_pages = \"off\"\n[tunables]\ntimeout = \"{seconds}s\"\n\
+             idle = \"yield\"\n[[node]]\nnid = \"{from}\"\n"
+        );
+        let config =
+            Config::parse(&text, "command line".as_ref(), &machine).map_err(NodeError::Config)?;
+        let options = Options {
+            // One transfer of full length, and one of each half, quarter and so on.
+            memory: 3 * CHUNK as usize,
+            here: Vec::new(),
+            listen: false,
+        };
+        let mut control = Control::start(&config, &machine, &options, |_, _, _| Ok(None))?;
+        let link = control.connect(from, to, timeout)?;
+        Ok(Self {
+            control,
+            from,
+            to,
+            link,
+            lists: Vec::new(),
+        })
+    }
+
+    /// The node that asks.
+    #[must_use]
+    pub const fn from(&self) -> Nid {
+        self.from
+    }
+
+    /// An LNet ping; what came and how long it took.
+    ///
+    /// # Errors
+    /// A node that died.
+    pub fn ping(&mut self) -> Result<Result<(Pong, Duration), NoPong>, NodeError> {
+        let target = Target {
+            portal: Portal(ping::PORTAL),
+            match_bits: MatchBits(ping::MATCH_BITS),
+        };
+        let get = Operation::Get { optimized: false };
+        let to = self.to;
+        let start = Instant::now();
+        let (outcome, memory) = self.transfer(target, 0, ping::DISCOVERY_SINK, get, &[])?;
+        let took = start.elapsed();
+        let bytes = memory.chunks().next().unwrap_or_default();
+        let answer = match outcome {
+            Ok(length) => judge(to, bytes, length, Ticks(0)).map(|pong| (pong, took)),
+            Err(error) => Err(error.into()),
+        };
+        Ok(answer)
+    }
+
+    /// Reads up to 1 MiB; the bytes, or why not.
+    ///
+    /// # Errors
+    /// A node that died.
+    pub fn get(
+        &mut self,
+        target: Target,
+        offset: u32,
+        length: u32,
+    ) -> Result<Result<Vec<u8>, endpoint::Error>, NodeError> {
+        let get = Operation::Get { optimized: true };
+        let (outcome, memory) = self.transfer(target, offset, length, get, &[])?;
+        Ok(outcome.map(|length| {
+            let bytes = memory.chunks().flatten().copied();
+            bytes.take(length as usize).collect()
+        }))
+    }
+
+    /// Writes up to 1 MiB; the bytes that were taken, or why not.
+    ///
+    /// # Errors
+    /// A node that died.
+    pub fn put(
+        &mut self,
+        target: Target,
+        offset: u32,
+        bytes: &[u8],
+    ) -> Result<Result<u32, endpoint::Error>, NodeError> {
+        let put = Operation::Put {
+            hdr_data: 0,
+            ack: true,
+        };
+        let length = u32::try_from(bytes.len()).unwrap_or(CHUNK).min(CHUNK);
+        Ok(self.transfer(target, offset, length, put, bytes)?.0)
+    }
+
+    /// Ends the node.
+    ///
+    /// # Errors
+    /// What was wrong with it.
+    pub fn close(self) -> Result<(), NodeError> {
+        self.control.stop(Duration::from_secs(20)).map(|_| ())
+    }
+
+    fn transfer(
+        &mut self,
+        target: Target,
+        remote_offset: u32,
+        length: u32,
+        operation: Operation,
+        bytes: &[u8],
+    ) -> Result<(Result<u32, endpoint::Error>, &mut PageList<'static>), NodeError> {
+        let node = self
+            .control
+            .node(self.from)
+            .ok_or(NodeError::NoNode(self.from))?;
+        // Each transfer is as long as its memory.
+        let known = self
+            .lists
+            .iter()
+            .position(|list| list.length() == u64::from(length));
+        let memory = match known {
+            Some(at) => self.lists.swap_remove(at),
+            None => node.memory(length).ok_or(NodeError::Device {
+                node: self.from,
+                what: "another transfer",
+            })?,
+        };
+        if !bytes.is_empty() {
+            memory.write_at(0, bytes);
+        }
+        let request = Request {
+            token: Token(0),
+            connection: self.link.connection,
+            portal: target.portal,
+            match_bits: target.match_bits,
+            remote_offset,
+            memory,
+            operation,
+            timeout: None,
+        };
+        node.submit(Submission::Transfer(request))
+            .map_err(|_| NodeError::Device {
+                node: self.from,
+                what: "another transfer",
+            })?;
+        loop {
+            match self.control.turn(SHORT) {
+                // The transfer tells.
+                Ok(()) | Err(NodeError::Lost { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            let node = self
+                .control
+                .node(self.from)
+                .ok_or(NodeError::NoNode(self.from))?;
+            if let Some(Event::Done {
+                outcome, memory, ..
+            }) = node.event()
+            {
+                self.lists.push(memory);
+                let memory = self.lists.last_mut().ok_or(NodeError::NoNode(self.from))?;
+                return Ok((outcome, memory));
+            }
+        }
+    }
+}
+
+/// Bytes of one transfer: the most that LNet has.
+pub const CHUNK: u32 = 1 << 20;

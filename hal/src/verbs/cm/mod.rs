@@ -1,0 +1,1054 @@
+//! The connection manager of one node on an RDMA device, over librdmacm.
+//!
+//! It listens and dials (port 987), carries o2iblnd's private data, and asks
+//! [`dataplane::peer`](o2poll_dataplane::peer) for everything that is a decision: what an event means in a state
+//! ([`table::step`](o2poll_dataplane::peer::table::step)), whom to accept, what follows a refusal. It has no thread: a control
+//! thread sleeps on its [`descriptor`](Manager::descriptor) and calls [`run`](Manager::run).
+//!
+//! Queue pairs are made outside of librdmacm, since the core that uses one destroys nothing and other drivers make
+//! theirs in other ways. All of a node are made **when it starts**, before its windows: on rxe a killed process waits
+//! 50 s for each queue pair that is younger than a window that is bound to it. One that comes back from its core is
+//! reset and goes to the end of the queue.
+//!
+//! ```text
+//! dial                                              listen
+//!   rdma_bind_addr (port below 1024)                  CONNECT_REQUEST: answer()
+//!   ADDR_RESOLVED, ROUTE_RESOLVED                       INIT, RTR, RTS; Effect::Adopt
+//!     INIT; rdma_connect                              ready: rdma_accept
+//!   CONNECT_RESPONSE: accepted()                      ESTABLISHED, or data before the RTU: Effect::Establish
+//!     RTR, RTS; Effect::Adopt
+//!   ready: rdma_establish, Effect::Establish
+//! either: Effect::Close, the core drains, gone: rdma_destroy_id, RESET
+//! ```
+
+mod raw;
+
+use core::net::{Ipv4Addr, SocketAddrV4};
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::{AsRawFd as _, BorrowedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
+use o2poll_dataplane::peer::{
+    Answer, Local, Next, REPLY_BYTES, Refused, Remembered, Request, Terms, accepted, answer,
+    rejected, request,
+};
+use o2poll_dataplane::pool::Handle;
+use o2poll_dataplane::wire::{ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, V2, Why};
+
+use self::raw::{Channel, Happening, Id as CmId, Parameters};
+use super::{CompletionQueue, Device, Domain, QueuePair, Shape};
+
+/// Names one end of a connection, or of an attempt to make one.
+pub type Id = u64;
+
+/// How a node connects.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// The node.
+    pub local: Local,
+    /// Port that it listens on, and that it dials: ko2iblnd's `service`, 987.
+    pub service: u16,
+    /// Dial from a port below 1024, as ko2iblnd's `use_privileged_port` does. Without the permission for it, another
+    /// port is taken and it is said.
+    pub privileged_port: bool,
+    /// Size of every queue pair.
+    pub shape: Shape,
+    /// Most connections of one core.
+    pub connections: usize,
+    /// How long an attempt may take.
+    pub patience: Duration,
+}
+
+/// What the control side must tell a core.
+#[derive(Debug)]
+pub enum Effect {
+    /// Give the queue pair to the core.
+    Adopt {
+        /// Which core.
+        core: usize,
+        /// For [`Manager::ready`], [`Manager::no_room`] and [`Manager::gone`].
+        id: Id,
+        /// Connected, in RTS.
+        qp: QueuePair,
+        /// What was agreed.
+        terms: Terms,
+        /// This node was asked.
+        accepted: bool,
+    },
+    /// Messages may flow.
+    Establish {
+        /// Which core.
+        core: usize,
+        /// As told by the core.
+        connection: Handle,
+        /// What was agreed.
+        terms: Terms,
+        /// This node has asked.
+        dialed: bool,
+    },
+    /// End it.
+    Close {
+        /// Which core.
+        core: usize,
+        /// As told by the core.
+        connection: Handle,
+    },
+}
+
+/// How an attempt to connect stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dial {
+    /// Under way.
+    Trying,
+    /// To be tried again then.
+    Pausing(Instant),
+    /// Connected.
+    Up {
+        /// As the core named it.
+        connection: Handle,
+        /// What was agreed.
+        terms: Terms,
+    },
+    /// Not connected, or no longer.
+    Failed(Failure),
+}
+
+/// Who wanted the end of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// This node, or a peer that had made the connection.
+    Asked,
+    /// The core: it has seen an error, and says which.
+    Core,
+    /// Nobody here.
+    Failed(Failure),
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Failure {
+    /// No address or no route.
+    #[error("no route to it: is its address right, and in a network of {device}?")]
+    NoRoute {
+        /// Our device.
+        device: String,
+    },
+    /// The route leads elsewhere.
+    #[error("the route to it leads over {found}, not over {device}")]
+    OtherDevice {
+        /// Where it leads.
+        found: String,
+        /// Our device.
+        device: String,
+    },
+    /// Refused.
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    /// Its answer is wrong.
+    #[error("its answer is not accepted: {0}")]
+    BadAnswer(String),
+    /// No answer.
+    #[error(
+        "no answer: is the node up, and does its network carry RDMA (RoCE v2 is UDP port 4791)?"
+    )]
+    Silent,
+    /// It went away.
+    #[error("broken off by the peer")]
+    BrokenOff,
+    /// We did.
+    #[error("closed by this node")]
+    Closed,
+    /// The device went away.
+    #[error("the device {0} was removed")]
+    DeviceRemoved(String),
+    /// All queue pairs are in use.
+    #[error("this node has no room for another connection")]
+    NoRoom,
+    /// A call of the library failed.
+    #[error("{0}")]
+    Call(String),
+}
+
+/// Why the connection manager cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CmError {
+    /// librdmacm cannot be used.
+    #[error(transparent)]
+    Library(&'static rdma_core_sys::LoadError),
+    /// The kernel's side is not there.
+    #[error(
+        "the RDMA connection manager cannot be used: {0}; is the kernel module rdma_ucm loaded, and \
+         /dev/infiniband/rdma_cm accessible?"
+    )]
+    NoManager(io::Error),
+    /// Not permitted to listen.
+    #[error(
+        "{address} cannot be listened on: ports below 1024 need CAP_NET_BIND_SERVICE: run as root, or `setcap \
+         cap_net_bind_service+ep` the program"
+    )]
+    NotPermitted {
+        /// Where.
+        address: SocketAddrV4,
+    },
+    /// Somebody else listens.
+    #[error("{address} is taken: does another node, or the kernel's LNet, listen there?")]
+    Taken {
+        /// Where.
+        address: SocketAddrV4,
+    },
+    /// Not our address.
+    #[error(
+        "{address} is not an address of an RDMA device of this machine; see `ip addr` and `rdma link`"
+    )]
+    NotOurs {
+        /// Where.
+        address: SocketAddrV4,
+    },
+    /// The address is another device's.
+    #[error("{address} belongs to the device {found}, not to {device}")]
+    OtherDevice {
+        /// Where.
+        address: SocketAddrV4,
+        /// Whose it is.
+        found: String,
+        /// The one that is used.
+        device: String,
+    },
+    /// The device refused something.
+    #[error(transparent)]
+    Device(super::DeviceError),
+    /// A call of librdmacm failed.
+    #[error("{what}: {source}")]
+    Call {
+        /// Which.
+        what: &'static str,
+        /// As it says.
+        source: io::Error,
+    },
+}
+
+/// One core's queue pairs.
+#[derive(Debug)]
+struct Core {
+    domain: Domain,
+    cq: CompletionQueue,
+    spare: VecDeque<QueuePair>,
+    /// Connections and attempts that have one of its queue pairs.
+    load: usize,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+struct Endpoint {
+    cm: CmId,
+    peer: Nid,
+    state: State,
+    core: Option<usize>,
+    /// While no core has it.
+    qp: Option<QueuePair>,
+    /// Of the queue pair.
+    number: u32,
+    adopted: bool,
+    connection: Option<Handle>,
+    request: Option<Request>,
+    reply: Option<[u8; REPLY_BYTES]>,
+    terms: Option<Terms>,
+    next: Option<Next>,
+    failure: Option<Failure>,
+    dial: Option<usize>,
+    give_up: Instant,
+}
+
+/// The connection manager of a node.
+#[derive(Debug)]
+pub struct Manager {
+    device: Device,
+    channel: Arc<Channel>,
+    settings: Settings,
+    cores: Vec<Core>,
+    listener: Option<CmId>,
+    ends: HashMap<Id, Endpoint>,
+    keys: HashMap<usize, Id>,
+    remembered: HashMap<Nid, Remembered>,
+    dials: Vec<(Nid, Dial)>,
+    effects: Vec<Effect>,
+    log: Vec<String>,
+    unprivileged: bool,
+    last_id: Id,
+}
+
+impl Manager {
+    /// A manager with queue pairs for each core, given as its protection domain and completion queue.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn new(
+        device: &Device,
+        cores: Vec<(Domain, CompletionQueue)>,
+        settings: Settings,
+    ) -> Result<Self, CmError> {
+        let channel = Channel::new()?;
+        let mut made = Vec::new();
+        for (domain, cq) in cores {
+            let mut core = Core {
+                domain,
+                cq,
+                spare: VecDeque::new(),
+                load: 0,
+            };
+            // Two more: while one is being drained the next may be asked for.
+            for _ in 0..settings.connections + SPARE {
+                core.spare.push_back(core.make(settings.shape)?);
+            }
+            made.push(core);
+        }
+        Ok(Self {
+            device: device.clone(),
+            channel,
+            settings,
+            cores: made,
+            listener: None,
+            ends: HashMap::new(),
+            keys: HashMap::new(),
+            remembered: HashMap::new(),
+            dials: Vec::new(),
+            effects: Vec::new(),
+            log: Vec::new(),
+            unprivileged: false,
+            last_id: 0,
+        })
+    }
+
+    /// Takes connections from now on.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn listen(&mut self) -> Result<(), CmError> {
+        let address = SocketAddrV4::new(ip(self.settings.local.nid), self.settings.service);
+        let call = |what| move |source| CmError::Call { what, source };
+        let id = CmId::new(&self.channel).map_err(call("rdma_create_id"))?;
+        // Attempts of ours may hold the same port.
+        id.reuse_address().map_err(call("rdma_set_option"))?;
+        let refused = |source: io::Error| match source.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => CmError::NotPermitted { address },
+            Some(libc::EADDRINUSE) => CmError::Taken { address },
+            Some(libc::EADDRNOTAVAIL | libc::ENODEV) => CmError::NotOurs { address },
+            _ => CmError::Call {
+                what: "rdma_listen",
+                source,
+            },
+        };
+        id.bind(address).map_err(refused)?;
+        match id.device() {
+            Some(found) if found != self.device.name() => {
+                return Err(CmError::OtherDevice {
+                    address,
+                    found,
+                    device: self.device.name().to_owned(),
+                });
+            }
+            _ => {}
+        }
+        id.listen().map_err(refused)?;
+        self.listener = Some(id);
+        Ok(())
+    }
+
+    /// Readable when [`run`](Self::run) has something to do.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.channel.descriptor()
+    }
+
+    /// Begins to connect to another node; the name of the attempt. Several connections to one node are legal
+    /// (`conns_per_peer`): dial as often.
+    pub fn dial(&mut self, peer: Nid) -> usize {
+        let dial = self.dials.len();
+        self.dials.push((peer, Dial::Trying));
+        self.attempt(dial);
+        dial
+    }
+
+    /// How an attempt stands.
+    #[must_use]
+    pub fn outcome(&self, dial: usize) -> Option<&Dial> {
+        self.dials.get(dial).map(|(_, state)| state)
+    }
+
+    /// Lines for whoever wants to follow.
+    pub fn log(&mut self) -> Vec<String> {
+        core::mem::take(&mut self.log)
+    }
+
+    /// Whether an attempt had to go out from a port of 1024 or above, which some peers refuse.
+    #[must_use]
+    pub const fn is_unprivileged(&self) -> bool {
+        self.unprivileged
+    }
+
+    /// Takes what has happened, looks at the time, and says what is to be done.
+    ///
+    /// # Errors
+    /// When events cannot be read any more.
+    pub fn run(&mut self, now: Instant) -> Result<Vec<Effect>, CmError> {
+        while let Some(happening) = self.channel.next().map_err(|source| CmError::Call {
+            what: "rdma_get_cm_event",
+            source,
+        })? {
+            self.take(happening);
+        }
+        let late: Vec<Id> = self
+            .ends
+            .iter()
+            .filter(|(_, end)| end.give_up <= now)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in late {
+            self.feed(id, Event::Deadline);
+        }
+        for dial in 0..self.dials.len() {
+            if let Some((_, state @ Dial::Pausing(_))) = self.dials.get_mut(dial)
+                && matches!(state, Dial::Pausing(until) if *until <= now)
+            {
+                *state = Dial::Trying;
+                self.attempt(dial);
+            }
+        }
+        Ok(core::mem::take(&mut self.effects))
+    }
+
+    /// What happened to the device ([`Device::event`]); every manager on it must hear of it.
+    pub fn device_event(&mut self, event: super::Event) {
+        match event {
+            super::Event::Established(number) => {
+                let found = self
+                    .ends
+                    .iter()
+                    .find(|(_, end)| end.adopted && end.number == number);
+                if let Some(id) = found.map(|(id, _)| *id) {
+                    self.feed(id, Event::CommEst);
+                }
+            }
+            super::Event::DeviceGone => {
+                for id in self.alive() {
+                    self.feed(id, Event::DeviceRemoval);
+                }
+            }
+            // Their core sees the completions.
+            super::Event::QueuePair(..)
+            | super::Event::CompletionQueue
+            | super::Event::Other(_) => {}
+        }
+    }
+
+    /// A core has the queue pair and its receives are posted.
+    pub fn ready(&mut self, id: Id, connection: Handle) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        end.connection = Some(connection);
+        let done = match end.state {
+            State::PassiveWait => match (&end.reply, end.number) {
+                (Some(private_data), number) => end
+                    .cm
+                    .accept(Parameters {
+                        private_data,
+                        number,
+                    })
+                    .map_err(|error| format!("rdma_accept: {error}")),
+                _ => Ok(()),
+            },
+            State::Established => match end.cm.establish() {
+                Ok(()) => {
+                    self.establish(id);
+                    return;
+                }
+                Err(error) => Err(format!("rdma_establish: {error}")),
+            },
+            _ => {
+                if let Some(core) = end.core {
+                    self.effects.push(Effect::Close { core, connection });
+                }
+                return;
+            }
+        };
+        if let Err(why) = done {
+            self.fail(id, Failure::Call(why));
+            self.feed(id, Event::Close);
+        }
+    }
+
+    /// A core has no room for the queue pair.
+    pub fn no_room(&mut self, id: Id, qp: QueuePair) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        end.adopted = false;
+        end.qp = Some(qp);
+        self.refuse_for_room(id);
+    }
+
+    /// A core has given the queue pair back; who wanted the end.
+    pub fn gone(&mut self, id: Id, qp: QueuePair) -> Ending {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return Ending::Asked;
+        };
+        end.adopted = false;
+        end.connection = None;
+        end.qp = Some(qp);
+        let unasked = matches!(end.state, State::PassiveWait | State::Established);
+        let ending = match (&end.failure, end.dial) {
+            _ if unasked => Ending::Core,
+            // Who was asked may be left when its peer has done what it wanted.
+            (Some(Failure::Closed) | None, _) | (Some(Failure::BrokenOff), None) => Ending::Asked,
+            (Some(failure), _) => Ending::Failed(failure.clone()),
+        };
+        // The core has seen an error: for the connection manager that is this side's wish.
+        self.feed(
+            id,
+            if unasked {
+                Event::Close
+            } else {
+                Event::Drained
+            },
+        );
+        ending
+    }
+
+    /// Ends a connection from this side.
+    pub fn close(&mut self, id: Id) {
+        self.feed(id, Event::Close);
+    }
+
+    /// Every end that is not destroyed yet.
+    #[must_use]
+    pub fn alive(&self) -> Vec<Id> {
+        self.ends.keys().copied().collect()
+    }
+
+    /// The node at the other end.
+    #[must_use]
+    pub fn peer(&self, id: Id) -> Option<Nid> {
+        self.ends.get(&id).map(|end| end.peer)
+    }
+
+    fn attempt(&mut self, dial: usize) {
+        let Some((peer, _)) = self.dials.get(dial) else {
+            return;
+        };
+        let peer = *peer;
+        let to = SocketAddrV4::new(ip(peer), self.settings.service);
+        let begun = self
+            .source()
+            .and_then(|cm| cm.resolve_address(to, RESOLVE).map(|()| cm));
+        match begun {
+            Ok(cm) => {
+                let id = self.add(cm, peer);
+                if let Some(end) = self.ends.get_mut(&id) {
+                    end.dial = Some(dial);
+                }
+            }
+            Err(error) => {
+                let failure = match error.raw_os_error() {
+                    Some(
+                        libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENODEV | libc::EADDRNOTAVAIL,
+                    ) => self.no_route(),
+                    _ => Failure::Call(format!("rdma_resolve_addr: {error}")),
+                };
+                if let Some((_, state)) = self.dials.get_mut(dial) {
+                    *state = Dial::Failed(failure);
+                }
+            }
+        }
+    }
+
+    /// An id that is bound to this node's address, and to a port below 1024 if that is wanted and permitted.
+    fn source(&mut self) -> io::Result<CmId> {
+        let address = ip(self.settings.local.nid);
+        if self.settings.privileged_port && !self.unprivileged {
+            for port in (1..1024).rev() {
+                // An id whose binding failed is bound to nothing, but not every kernel lets it be tried again.
+                let id = CmId::new(&self.channel)?;
+                id.reuse_address()?;
+                match id.bind(SocketAddrV4::new(address, port)) {
+                    Ok(()) => return Ok(id),
+                    Err(error) => match error.raw_os_error() {
+                        Some(libc::EADDRINUSE | libc::EADDRNOTAVAIL) => {}
+                        Some(libc::EACCES | libc::EPERM) => {
+                            self.unprivileged = true;
+                            self.log.push(format!(
+                                "{}: dials from a port above 1023, since ports below need CAP_NET_BIND_SERVICE: peers \
+                                 with require_privileged_port=1 will refuse it",
+                                self.settings.local.nid
+                            ));
+                            break;
+                        }
+                        _ => return Err(error),
+                    },
+                }
+            }
+        }
+        let id = CmId::new(&self.channel)?;
+        id.bind(SocketAddrV4::new(address, 0))?;
+        Ok(id)
+    }
+
+    fn add(&mut self, cm: CmId, peer: Nid) -> Id {
+        self.last_id += 1;
+        let id = self.last_id;
+        self.keys.insert(cm.key(), id);
+        let end = Endpoint {
+            cm,
+            peer,
+            state: State::Init,
+            core: None,
+            qp: None,
+            number: 0,
+            adopted: false,
+            connection: None,
+            request: None,
+            reply: None,
+            terms: None,
+            next: None,
+            failure: None,
+            dial: None,
+            give_up: Instant::now() + self.settings.patience,
+        };
+        self.ends.insert(id, end);
+        id
+    }
+
+    fn take(&mut self, mut happening: Happening) {
+        if let Some(cm) = happening.request.take() {
+            // Whose it is, its private data say.
+            let id = self.add(cm, Nid::ANY);
+            if self.feed(id, Event::ConnectRequest) == Step::Answer {
+                self.answer(id, &happening.private_data);
+            }
+            return;
+        }
+        let Some(id) = self.keys.get(&happening.key).copied() else {
+            if happening.event == Event::DeviceRemoval {
+                // The listener's: nobody can come any more, and connections have events of their own.
+                self.listener = None;
+                self.log.push(format!(
+                    "{}: the device {} is being removed",
+                    self.settings.local.nid,
+                    self.device.name()
+                ));
+            }
+            return;
+        };
+        if happening.event == Event::Rejected {
+            self.rejected(id, &happening);
+        }
+        let step = self.feed(id, happening.event);
+        match step {
+            Step::Agree => self.agree(id, &happening.private_data),
+            Step::Note => self.log.push(format!(
+                "{}: {:?} (status {}) where it was not expected",
+                self.settings.local.nid, happening.event, happening.status
+            )),
+            _ => {}
+        }
+    }
+
+    /// Runs one event through the table, and does what it asks for where that needs nothing else.
+    fn feed(&mut self, id: Id, event: Event) -> Step {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return Step::Ignore;
+        };
+        let (next, what) = step(end.state, event);
+        end.state = next;
+        match what {
+            Step::Ignore | Step::Note | Step::Answer | Step::Agree => {}
+            Step::Notify => {
+                // It fails when the RTU has come meanwhile.
+                let _ = end.cm.notify_established();
+            }
+            Step::ResolveRoute => self.resolve_route(id),
+            Step::Connect => self.connect(id),
+            Step::Establish => self.establish(id),
+            Step::End(why) => self.end(id, why),
+            Step::Destroy => self.destroy(id),
+        }
+        what
+    }
+
+    fn resolve_route(&mut self, id: Id) {
+        let Some(end) = self.ends.get(&id) else {
+            return;
+        };
+        let failure = match end.cm.device() {
+            Some(found) if found != self.device.name() => Failure::OtherDevice {
+                found,
+                device: self.device.name().to_owned(),
+            },
+            _ => match end.cm.resolve_route(RESOLVE) {
+                Ok(()) => return,
+                Err(error) => Failure::Call(format!("rdma_resolve_route: {error}")),
+            },
+        };
+        self.fail(id, failure);
+        self.feed(id, Event::Close);
+    }
+
+    fn connect(&mut self, id: Id) {
+        let connected = self.take_queue_pair(id).and_then(|()| {
+            let end = self.ends.get_mut(&id).ok_or(Failure::Closed)?;
+            let remembered = self.remembered.entry(end.peer).or_default();
+            let asked = request(&self.settings.local, remembered, end.peer);
+            end.request = Some(asked);
+            let parameters = Parameters {
+                private_data: &asked.private_data,
+                number: end.number,
+            };
+            end.cm
+                .connect(parameters)
+                .map_err(|error| Failure::Call(format!("rdma_connect: {error}")))
+        });
+        if let Err(failure) = connected {
+            self.fail(id, failure);
+            self.feed(id, Event::Close);
+        }
+    }
+
+    /// Gives an end a queue pair of the core that has least to do, in INIT.
+    fn take_queue_pair(&mut self, id: Id) -> Result<(), Failure> {
+        let most = self.settings.connections;
+        let (index, core) = self
+            .cores
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, core)| core.load < most)
+            .min_by_key(|(_, core)| core.load)
+            .ok_or(Failure::NoRoom)?;
+        let call = |error: CmError| Failure::Call(error.to_string());
+        let mut qp = match core.spare.pop_front() {
+            Some(qp) => qp,
+            None => core.make(self.settings.shape).map_err(call)?,
+        };
+        let end = self.ends.get_mut(&id).ok_or(Failure::Closed)?;
+        core.load += 1;
+        end.core = Some(index);
+        end.number = qp.number();
+        let done = end.cm.initialise(&mut qp, &self.device).map_err(call);
+        end.qp = Some(qp);
+        done
+    }
+
+    fn answer(&mut self, id: Id, private_data: &[u8]) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let port = end.cm.peer_port();
+        let Self {
+            remembered,
+            settings,
+            ..
+        } = self;
+        let mut asker = None;
+        let answer = answer(private_data, Some(port), &settings.local, |nid| {
+            asker = Some(nid);
+            let full = remembered.len() >= MOST_PEERS && !remembered.contains_key(&nid);
+            (!full).then(|| remembered.entry(nid).or_default())
+        });
+        if let Some(nid) = asker {
+            end.peer = nid;
+        }
+        match answer {
+            Answer::Accept { terms, reply } => {
+                end.terms = Some(terms);
+                end.reply = Some(reply);
+                match self.take_queue_pair(id) {
+                    Ok(()) => self.adopt(id, terms, true),
+                    Err(Failure::NoRoom) => self.refuse_for_room(id),
+                    Err(failure) => {
+                        self.log
+                            .push(format!("{}: cannot accept: {failure}", terms.local));
+                        self.refuse_for_room(id);
+                    }
+                }
+            }
+            Answer::Reject {
+                record,
+                refusal,
+                close_others,
+                ..
+            } => {
+                let (local, peer) = (settings.local.nid, end.peer);
+                self.log
+                    .push(format!("{local}: refuses a connection: {refusal}"));
+                self.reject(id, &record);
+                if close_others {
+                    let others = self.ends.iter().filter(|(other, end)| {
+                        **other != id && end.peer == peer && end.terms.is_some()
+                    });
+                    let others: Vec<Id> = others.map(|(id, _)| *id).collect();
+                    for id in others {
+                        self.close(id);
+                    }
+                }
+            }
+        }
+    }
+
+    fn agree(&mut self, id: Id, private_data: &[u8]) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let Some(asked) = end.request else { return };
+        let remembered = self.remembered.entry(asked.peer).or_default();
+        match accepted(private_data, &asked, &self.settings.local, remembered) {
+            Ok(terms) => {
+                end.terms = Some(terms);
+                self.adopt(id, terms, false);
+            }
+            Err(refusal) => {
+                self.fail(id, Failure::BadAnswer(refusal.to_string()));
+                self.feed(id, Event::Close);
+            }
+        }
+    }
+
+    /// Connects the queue pair and gives it to its core.
+    fn adopt(&mut self, id: Id, terms: Terms, accepted: bool) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let (Some(mut qp), Some(core)) = (end.qp.take(), end.core) else {
+            return;
+        };
+        match end.cm.make_ready(&mut qp, &self.device) {
+            Ok(()) => {
+                end.adopted = true;
+                self.effects.push(Effect::Adopt {
+                    core,
+                    id,
+                    qp,
+                    terms,
+                    accepted,
+                });
+            }
+            Err(error) => {
+                end.qp = Some(qp);
+                self.log
+                    .push(format!("{}: cannot connect: {error}", terms.local));
+                if accepted {
+                    self.refuse_for_room(id);
+                } else {
+                    self.fail(id, Failure::Call(error.to_string()));
+                    self.feed(id, Event::Close);
+                }
+            }
+        }
+    }
+
+    fn refuse_for_room(&mut self, id: Id) {
+        let Some(end) = self.ends.get(&id) else {
+            return;
+        };
+        let local = self.settings.local;
+        self.log
+            .push(format!("{}: no room for another connection", local.nid));
+        if end.state == State::PassiveWait {
+            let record = RejectRecord {
+                version: end.terms.map_or(V2, |terms| terms.version),
+                why: Why::NoResources,
+                incarnation: local.stamp,
+                params: Some(ConnParams {
+                    queue_depth: local.queue_depth,
+                    max_frags: local.max_frags,
+                    max_msg_size: MESSAGE_BYTES,
+                }),
+            };
+            self.reject(id, &record.encode());
+        } else {
+            self.fail(id, Failure::NoRoom);
+            self.feed(id, Event::Close);
+        }
+    }
+
+    fn reject(&mut self, id: Id, record: &[u8; REJECT_BYTES]) {
+        if let Some(end) = self.ends.get(&id)
+            && let Err(error) = end.cm.reject(record)
+        {
+            self.log
+                .push(format!("{}: rdma_reject: {error}", self.settings.local.nid));
+        }
+        self.feed(id, Event::Close);
+    }
+
+    /// Asks what follows a refusal. The attempt goes first.
+    fn rejected(&mut self, id: Id, happening: &Happening) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let Some(request) = &end.request else { return };
+        let reason = u16::try_from(happening.status).unwrap_or(0);
+        let remembered = self.remembered.entry(request.peer).or_default();
+        let local = &self.settings.local;
+        let next = rejected(reason, &happening.private_data, request, local, remembered);
+        self.log.push(format!(
+            "{}: {} refused the connection: {next:?}",
+            local.nid, request.peer
+        ));
+        end.next = Some(next);
+    }
+
+    fn establish(&mut self, id: Id) {
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        let (Some(core), Some(connection), Some(terms)) = (end.core, end.connection, end.terms)
+        else {
+            return;
+        };
+        self.effects.push(Effect::Establish {
+            core,
+            connection,
+            terms,
+            dialed: end.dial.is_some(),
+        });
+        self.log.push(format!(
+            "{}: connected with {}: queue depth {}, {} fragments",
+            terms.local, terms.peer, terms.queue_depth, terms.max_frags
+        ));
+        if let Some(dial) = end.dial
+            && let Some((_, state)) = self.dials.get_mut(dial)
+        {
+            *state = Dial::Up { connection, terms };
+        }
+    }
+
+    fn end(&mut self, id: Id, why: End) {
+        let failure = match why {
+            End::Rejected => None,
+            End::NoAddress | End::NoRoute => Some(self.no_route()),
+            End::ConnectError | End::Unreachable | End::TimedOut => Some(Failure::Silent),
+            End::Reset | End::ByPeer => Some(Failure::BrokenOff),
+            End::ByUs => Some(Failure::Closed),
+            End::DeviceRemoved => Some(Failure::DeviceRemoved(self.device.name().to_owned())),
+        };
+        let Some(end) = self.ends.get_mut(&id) else {
+            return;
+        };
+        if end.state == State::Closing {
+            // Not where it never was connected, or the peer was first.
+            let _ = end.cm.disconnect();
+        }
+        let (core, adopted, connection) = (end.core, end.adopted, end.connection);
+        if let Some(failure) = failure {
+            self.fail(id, failure);
+        }
+        match (adopted, connection, core) {
+            (false, ..) => {
+                self.feed(id, Event::Drained);
+            }
+            (true, Some(connection), Some(core)) => {
+                self.effects.push(Effect::Close { core, connection });
+            }
+            // Its core will say that it is ready; then it is closed.
+            (true, ..) => {}
+        }
+    }
+
+    fn destroy(&mut self, id: Id) {
+        let Some(mut end) = self.ends.remove(&id) else {
+            return;
+        };
+        self.keys.remove(&end.cm.key());
+        let (peer, dial, next) = (end.peer, end.dial, end.next);
+        let failure = end.failure.take();
+        let (core, qp) = (end.core, end.qp.take());
+        // The id goes before its queue pair is used again.
+        drop(end);
+        if let Some(core) = core.and_then(|core| self.cores.get_mut(core)) {
+            core.load = core.load.saturating_sub(1);
+            // One that cannot be reset is destroyed, and another is made when it is needed.
+            if let Some(mut qp) = qp
+                && qp.reset(&self.device).is_ok()
+            {
+                core.spare.push_back(qp);
+            }
+        }
+        if !self.ends.values().any(|end| end.peer == peer)
+            && let Some(remembered) = self.remembered.get_mut(&peer)
+            && next.is_none()
+        {
+            remembered.forget_life();
+        }
+        let Some((_, state)) = dial.and_then(|dial| self.dials.get_mut(dial)) else {
+            return;
+        };
+        match (next, failure, dial) {
+            (Some(Next::Redial), _, Some(dial)) => self.attempt(dial),
+            (Some(Next::RedialLater | Next::Wait), ..) => {
+                *state = Dial::Pausing(Instant::now() + PAUSE);
+            }
+            (Some(Next::Fail(refused)), ..) => *state = Dial::Failed(refused.into()),
+            (_, Some(failure), _) => *state = Dial::Failed(failure),
+            _ => {}
+        }
+    }
+
+    /// Why it ends: what is known first counts.
+    fn fail(&mut self, id: Id, failure: Failure) {
+        if let Some(end) = self.ends.get_mut(&id) {
+            end.failure.get_or_insert(failure);
+        }
+    }
+
+    fn no_route(&self) -> Failure {
+        Failure::NoRoute {
+            device: self.device.name().to_owned(),
+        }
+    }
+}
+
+impl Core {
+    fn make(&self, shape: Shape) -> Result<QueuePair, CmError> {
+        QueuePair::new(&self.domain, &self.cq, shape).map_err(CmError::Device)
+    }
+}
+
+/// Sleeps until one of them is readable, at most so long (`poll(2)`).
+pub fn wait(descriptors: &[BorrowedFd<'_>], patience: Duration) {
+    let mut polled: Vec<libc::pollfd> = descriptors
+        .iter()
+        .map(|descriptor| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        })
+        .collect();
+    let count = libc::nfds_t::try_from(polled.len()).unwrap_or(0);
+    let patience = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: as many elements as is said, borrowed for the call. Whatever it answers, the caller looks.
+    unsafe { libc::poll(polled.as_mut_ptr(), count, patience) };
+}
+
+fn ip(nid: Nid) -> Ipv4Addr {
+    Ipv4Addr::from_bits(nid.address())
+}
+
+/// ko2iblnd's port.
+pub const SERVICE: u16 = 987;
+
+/// What ko2iblnd waits before it dials again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// For an address or a route, in milliseconds.
+const RESOLVE: i32 = 5000;
+
+/// Queue pairs of a core beyond its connections.
+const SPARE: usize = 2;
+
+/// Nodes that are remembered: what asks in the name of more is refused.
+const MOST_PEERS: usize = 65536;

@@ -1,0 +1,39 @@
+# kill -9 of either side: it is gone within 5 s, and the other side names what happened and goes on, or ends.
+one_guest
+node_file 60 10
+start_target target.1
+initiator 100 >"$DIR/initiator.1" 2>&1 &
+INITIATOR=$!
+until_true 60 grep -q workload "$DIR/initiator.1" || fail "the workload does not begin"
+sleep 2
+say "the target is killed"
+kill -KILL "$TARGET"
+gone_within "$TARGET" 5 || fail "the killed target is there after 5 s"
+say "it is gone"
+wait "$INITIATOR" && fail "the initiator ends well without a target" || status=$?
+say "the initiator ended with status $status"
+cat "$DIR/initiator.1"
+[ "$status" -eq 5 ] || fail "status 5 says that a connection failed"
+grep -q 'FAILED: the connection of 10.9.0.2@o2ib to 10.9.0.1@o2ib ended' "$DIR/initiator.1" ||
+    fail "it does not name the connection"
+grep -q '^10.9.0.2@o2ib .* nothing$' "$DIR/initiator.1" || fail "it has something left over"
+
+say "another life of the target; now the initiator is killed"
+start_target target.2
+initiator 100 >"$DIR/initiator.2" 2>&1 &
+INITIATOR=$!
+until_true 60 grep -q workload "$DIR/initiator.2" || { cat "$DIR/initiator.2"; fail "no workload"; }
+sleep 2
+process=$(pgrep -P "$INITIATOR" -x o2poll || echo "$INITIATOR")
+kill -KILL $process
+for one in $process; do
+    gone_within "$one" 5 || fail "the killed initiator is there after 5 s"
+done
+until_true 60 grep -q 'the connection with 10.9.0.2@o2ib has ended' "$DIR/target.2" ||
+    { cat "$DIR/target.2"; fail "the target does not notice"; }
+say "the same target serves the next one"
+ping_target
+node_file 2 10
+initiator | tee "$DIR/initiator.3" || fail "the third initiator ends with status $?"
+stop_target target.2
+cat "$DIR/target.2"

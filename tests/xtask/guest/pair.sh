@@ -1,0 +1,22 @@
+# Two processes do what the two nodes of the loopback file do in one.
+one_guest
+before=$(resources)
+node_file 2
+if ping_target >"$DIR/nobody" 2>&1; then fail "a ping where nobody listens succeeds"; fi
+cat "$DIR/nobody"
+grep -q 'nobody listens there' "$DIR/nobody" || fail "it does not say that nobody listens"
+start_target target
+ping_target --count 3
+cd "$DIR"
+timeout 60 "$O2POLL" get 10.9.0.1@o2ib 50:0x1 --from 10.9.0.2@o2ib -o got.bin
+cmp file.bin got.bin
+timeout 60 "$O2POLL" put file.bin 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib
+timeout 60 "$O2POLL" get 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib --length 1500000 -o back.bin
+cmp file.bin back.bin
+say "the job"
+initiator | tee "$DIR/initiator" || fail "the initiator ends with status $?"
+[ "$(grep -c '^sha-256 .*: ok' "$DIR/initiator")" -eq 2 ] || fail "not both digests are right"
+stop_target target
+after=$(resources)
+say "before: $before; after: $after"
+[ "$before" = "$after" ] || fail "the kernel still holds something"
