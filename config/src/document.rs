@@ -185,20 +185,22 @@ fn device(
         .map(|section| soft(section, replacement));
     if section.has("verbs") {
         let verbs = section.or("verbs", String::new(), verbs);
-        if section.has("soft") {
-            mistakes.push(Diagnostic::new(
-                "[device] names two devices",
-                section.span(),
-                "",
-                "leave soft or verbs out",
-            ));
+        if let Some(name) = verbs {
+            if section.has("soft") {
+                mistakes.push(Diagnostic::new(
+                    "[device] names two devices",
+                    section.span(),
+                    "",
+                    "leave soft or verbs out",
+                ));
+            }
+            section.finish(|_| None);
+            return Some(At {
+                value: Device::Verbs(name.value),
+                span: name.span,
+                given: name.given,
+            });
         }
-        section.finish(|_| None);
-        return verbs.map(|name| At {
-            value: Device::Verbs(name.value),
-            span: name.span,
-            given: name.given,
-        });
     } else if !section.has("soft") {
         mistakes.push(Diagnostic::new(
             "[device] names no device",
