@@ -215,18 +215,12 @@ pub struct Node {
 pub struct Extensions {
     /// The answer to a GET or PUT_REQ kills the sink's key as it arrives (SEND_WITH_INV). Default true.
     pub send_with_invalidate: bool,
-    /// The last WRITE says by its immediate data that it was the last, instead of a DONE. Default false.
-    pub write_with_immediate: bool,
-    /// The sink of a PUT READs it, instead of answering with a descriptor. Default false.
-    pub pull_by_read: bool,
 }
 
 impl Default for Extensions {
     fn default() -> Self {
         Self {
             send_with_invalidate: true,
-            write_with_immediate: false,
-            pull_by_read: false,
         }
     }
 }

@@ -36,7 +36,7 @@ const KEYS: &[&str] = &[
     "nid",
     "cores",
     "extensions",
-    "pull_by_read",
+    "send_with_invalidate",
     "export",
     "name",
     "portal",

@@ -133,8 +133,6 @@ fn a_file_says_what_it_says() {
         first.extensions,
         Extensions {
             send_with_invalidate: false,
-            write_with_immediate: false,
-            pull_by_read: true
         }
     );
     assert_eq!(second.extensions, Extensions::default());
@@ -273,7 +271,6 @@ nid = "10.0.0.1@o2ib2"
 cores = [1]
 [node.extensions]
 send_with_invalidate = false
-pull_by_read = true
 [[node.export]]
 name = "file"
 portal = 50

@@ -13,9 +13,10 @@
 //! | [`count_alloc`] | a global allocator that counts what polling cores ask of it |
 //! | [`roce`] | RoCEv2 frames, for a capture of what the software device moves |
 //! | [`pcap`] | capture files |
+//! | `verbs` | RDMA devices by libibverbs, with the feature of that name |
 //!
-//! Unsafe code is in [`arena`] (mappings), [`copy`], [`clock`] (one instruction) and [`count_alloc`] (a global
-//! allocator is an unsafe trait), and nowhere else.
+//! Unsafe code is in [`arena`] (mappings), [`copy`], [`clock`] (one instruction), [`count_alloc`] (a global
+//! allocator is an unsafe trait) and `verbs` (a C library), and nowhere else.
 
 pub mod arena;
 pub mod clock;
@@ -25,3 +26,5 @@ pub mod count_alloc;
 pub mod pcap;
 mod procfs;
 pub mod roce;
+#[cfg(feature = "verbs")]
+pub mod verbs;

@@ -6,6 +6,8 @@ pub mod map;
 pub mod poll;
 pub mod ring;
 pub mod transfer;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 pub mod wire;
 
 use crate::harness::{Cores, Row};
@@ -54,6 +56,8 @@ pub fn all() -> Vec<Spec> {
         map::specs(),
         poll::specs(),
         transfer::specs(),
+        #[cfg(feature = "verbs")]
+        verbs::specs(),
     ]
     .into_iter()
     .flatten()

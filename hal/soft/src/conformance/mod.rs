@@ -71,6 +71,12 @@ pub trait Bench: Sized {
     /// Steps that suffice for anything to happen, retries included.
     const PATIENCE: usize;
 
+    /// Why there is nothing to test here: a device that was not asked for.
+    #[must_use]
+    fn absent() -> Option<&'static str> {
+        None
+    }
+
     /// A new pair, idle, queue pairs ready to send.
     fn new(setup: Setup) -> Self;
 
@@ -361,6 +367,10 @@ pub fn judge<B: Bench>(name: &str, law: impl FnOnce()) {
             std::println!("not kept here: {name}: {reason}");
             return;
         }
+    }
+    if let Some(reason) = B::absent() {
+        std::println!("not run: {name}: {reason}");
+        return;
     }
     law();
 }

@@ -1,0 +1,882 @@
+//! A device as one polling core sees it.
+//!
+//! Positions in both queues run freely as `u32` and are masked on access; differences are right modulo 2^32.
+//! A slot of the send queue is free when a completion at or behind its position has been polled: providers
+//! count so as well, and a request that is not signalled holds its slot until then.
+
+use core::mem::MaybeUninit;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use o2poll_dataplane::nic::{
+    Burst, Capabilities, Completion, Fault, LKey, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
+    Rejected, SendWr, Sge, Status, WrId,
+};
+use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq};
+use rdma_core_sys::types::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+
+use super::DeviceError;
+use super::chain::{Asker, Built, Chain, Memories};
+use super::decode::{Outcome, Token, decode};
+use super::device::Device;
+use super::objects::{CompletionQueue, Domain, Memory, Window};
+use super::probe::Findings;
+use super::queue_pair::QueuePair;
+use super::quirks::Quirks;
+use super::raw::Cq;
+use super::windows::{Binding, Change, Windows};
+
+/// How much one core holds at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs, up to 65536.
+    pub queue_pairs: u32,
+    /// Send work requests of one queue pair.
+    pub send_wr: u32,
+    /// Receives of one queue pair.
+    pub recv_wr: u32,
+    /// Pieces of one work request.
+    pub max_sge: u32,
+    /// Windows.
+    pub windows: u32,
+    /// Registered memories.
+    pub memories: u32,
+}
+
+/// What has happened so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Calls of `ibv_post_send`.
+    pub doorbells: u64,
+    /// Send work requests that the device took.
+    pub work_requests: u64,
+    /// Requests that failed here, and went to the device as ones that fail.
+    pub spoiled: u64,
+    /// Chains that the device took in part.
+    pub cut: u64,
+    /// Completions of queue pairs that are gone.
+    pub strangers: u64,
+}
+
+/// A device of libibverbs, as one polling core sees it.
+pub struct Verbs {
+    // In the order of their destruction.
+    windows: Windows,
+    slots: Box<[Slot]>,
+    chain: Chain,
+    memories: Memories,
+    trap: Trap,
+    cq: CompletionQueue,
+    capabilities: Capabilities,
+    quirks: Quirks,
+    limits: Limits,
+    counts: Counts,
+}
+
+/// Memory of another protection domain: a request that names it fails.
+#[derive(Debug)]
+pub(super) struct Trap {
+    piece: Sge,
+    /// Deregistered before its bytes are freed.
+    memory: Option<Memory>,
+    bytes: Box<[u8; 64]>,
+}
+
+/// Room for one queue pair.
+#[derive(Debug)]
+struct Slot {
+    pair: Option<QueuePair>,
+    raw: *mut ibv_qp,
+    generation: u16,
+    failed: bool,
+    reads: bool,
+    pd: usize,
+    inline: u32,
+    max_sge: u32,
+    send_depth: u32,
+    recv_depth: u32,
+    /// Next position of the send queue.
+    tail: u32,
+    /// First one that is not known to be done.
+    freed: u32,
+    recv_tail: u32,
+    recv_freed: u32,
+    sends: Box<[Sent]>,
+    /// Of the requests that change a window or fail for certain. Most do neither.
+    notes: Box<[Note]>,
+    receives: Box<[WrId]>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Sent {
+    id: WrId,
+    noted: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Note {
+    change: Option<Change>,
+    verdict: Option<Status>,
+}
+
+impl Verbs {
+    /// The device value of one core, which polls this completion queue.
+    ///
+    /// # Errors
+    /// As the library says: it registers a few bytes in a protection domain of its own.
+    pub fn new(
+        device: &Device,
+        cq: CompletionQueue,
+        findings: &Findings,
+        limits: Limits,
+    ) -> Result<Self, DeviceError> {
+        let trap = Trap::new(&Domain::new(device)?)?;
+        let message = device.port(1).map_or(1 << 31, |port| port.max_message);
+        let capabilities = capabilities(device, findings, &limits);
+        Ok(Self::of(
+            cq,
+            trap,
+            capabilities,
+            device.quirks(),
+            limits,
+            message,
+        ))
+    }
+
+    pub(super) fn of(
+        cq: CompletionQueue,
+        trap: Trap,
+        capabilities: Capabilities,
+        quirks: Quirks,
+        limits: Limits,
+        max_message: u32,
+    ) -> Self {
+        let pairs = limits.queue_pairs.min(1 << 16) as usize;
+        Self {
+            windows: Windows::new(limits.windows as usize),
+            slots: core::iter::repeat_with(|| Slot::empty(&limits))
+                .take(pairs)
+                .collect(),
+            chain: Chain::new(limits.send_wr as usize, limits.max_sge.max(1) as usize),
+            memories: Memories::new(limits.memories as usize, max_message),
+            trap,
+            cq,
+            capabilities,
+            quirks,
+            limits,
+            counts: Counts::default(),
+        }
+    }
+
+    /// Lets work requests name this memory, under the key that comes back.
+    ///
+    /// # Errors
+    /// The memory itself, when the device value holds as many as it can.
+    pub fn add_memory(&mut self, memory: Memory) -> Result<LKey, Memory> {
+        self.memories.add(memory)
+    }
+
+    /// Its completion queue: what to sleep on.
+    #[must_use]
+    pub const fn completion_queue(&self) -> &CompletionQueue {
+        &self.cq
+    }
+
+    /// What has happened so far.
+    #[must_use]
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Whether the window is bound to nothing when `asker` comes to bind it.
+    fn rebindable(slots: &[Slot], asker: &Asker, binding: Binding) -> bool {
+        match binding {
+            Binding::Free => true,
+            Binding::Live { .. } => false,
+            // Behind its INVALIDATE on the same queue, or after it.
+            Binding::Dying {
+                qp,
+                generation,
+                position,
+                ..
+            } => {
+                (qp, generation) == (asker.qp, asker.generation)
+                    || slots
+                        .get(qp as usize)
+                        .is_some_and(|slot| slot.is_done(generation, position))
+            }
+        }
+    }
+
+    /// Hands `count` requests over: how many were taken.
+    fn post(&mut self, raw: *mut ibv_qp, count: usize) -> usize {
+        let first = self.chain.wrs.as_mut_ptr();
+        let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) else {
+            return 0;
+        };
+        let next = core::mem::replace(&mut last.next, null_mut());
+        let mut bad: *mut ibv_send_wr = null_mut();
+        // SAFETY: the queue pair is held by its slot; the requests are linked, end in null, and name memory and
+        // windows that this value holds. The library reads them and returns.
+        let failed = unsafe { ibv_post_send(raw, first, &mut bad) };
+        if let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) {
+            last.next = next;
+        }
+        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
+        if failed == 0 || bad.is_null() {
+            // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
+            return count;
+        }
+        let offset = bad.addr().wrapping_sub(first.addr());
+        let taken = offset / size_of::<ibv_send_wr>();
+        // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
+        if taken < count { taken } else { 0 }
+    }
+
+    /// What a completion means.
+    #[inline]
+    fn take(&mut self, wc: &ibv_wc) -> Option<Completion> {
+        let token = Token::unpack(wc.wr_id);
+        let Some(slot) = self
+            .slots
+            .get_mut(usize::from(token.slot))
+            .filter(|slot| slot.pair.is_some() && slot.generation == token.generation)
+        else {
+            self.counts.strangers = self.counts.strangers.wrapping_add(1);
+            return None;
+        };
+        let next = token.position.wrapping_add(1);
+        let outcome = decode(wc, token.receive, self.quirks);
+        if token.receive {
+            let id = *slot.receives.get(slot.receive_index(token.position))?;
+            slot.recv_freed = next;
+            return Some(match outcome {
+                Outcome::Arrived(arrival) => {
+                    if let Some(key) = arrival.invalidated {
+                        self.windows.killed(key);
+                    }
+                    Completion::Received {
+                        id,
+                        length: arrival.length,
+                        imm: arrival.imm,
+                        invalidated: arrival.invalidated,
+                    }
+                }
+                Outcome::Failed(status) => {
+                    slot.failed = true;
+                    Completion::Failed { id, status }
+                }
+                // A receive is never one.
+                Outcome::Sent => return None,
+            });
+        }
+        let sent = *slot.sends.get(slot.send_index(token.position))?;
+        slot.freed = next;
+        let Outcome::Failed(status) = outcome else {
+            if sent.noted {
+                return self.surprised(token, sent.id);
+            }
+            return Some(Completion::Done { id: sent.id });
+        };
+        slot.failed = true;
+        Some(Completion::Failed {
+            id: sent.id,
+            status: if sent.noted {
+                self.explain(token, status)
+            } else {
+                status
+            },
+        })
+    }
+
+    /// A noted request failed: its change is undone, and if it stood for one that had to fail, why.
+    #[cold]
+    fn explain(&mut self, token: Token, status: Status) -> Status {
+        let note = self
+            .slots
+            .get(usize::from(token.slot))
+            .and_then(|slot| slot.notes.get(slot.send_index(token.position)).copied());
+        let Some(note) = note else {
+            return status;
+        };
+        if let Some(change) = note.change {
+            self.windows.undo(&change);
+        }
+        match note.verdict {
+            // Flushed: it never had its turn.
+            Some(verdict) if status != Status::Flushed => verdict,
+            _ => status,
+        }
+    }
+
+    /// A noted request is done: as it should, or although it had to fail.
+    fn surprised(&mut self, token: Token, id: WrId) -> Option<Completion> {
+        let slot = self.slots.get_mut(usize::from(token.slot))?;
+        let note = slot.notes.get(slot.send_index(token.position))?;
+        let Some(status) = note.verdict else {
+            return Some(Completion::Done { id });
+        };
+        slot.failed = true;
+        slot.pair.as_ref()?.raw.fail();
+        Some(Completion::Failed { id, status })
+    }
+}
+
+impl core::fmt::Debug for Verbs {
+    fn fmt(&self, out: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        out.debug_struct("Verbs")
+            .field("limits", &self.limits)
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Nic for Verbs {
+    type QueuePair = QueuePair;
+    type Window = Window;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// It must report to this core's completion queue.
+    fn adopt(&mut self, qp: QueuePair) -> Result<Qp, QueuePair> {
+        let fits = qp.send_depth <= self.limits.send_wr
+            && qp.recv_depth <= self.limits.recv_wr
+            && qp.max_sge <= self.limits.max_sge
+            && Arc::ptr_eq(&qp.raw.cq, &self.cq.raw);
+        let free = self.slots.iter().position(|slot| slot.pair.is_none());
+        let (true, Some(at)) = (fits, free) else {
+            return Err(qp);
+        };
+        let (Some(slot), Ok(index)) = (self.slots.get_mut(at), u32::try_from(at)) else {
+            return Err(qp);
+        };
+        slot.adopt(qp);
+        Ok(Qp(index))
+    }
+
+    fn fail(&mut self, qp: Qp) {
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize)
+            && let Some(pair) = &slot.pair
+        {
+            pair.raw.fail();
+            slot.failed = true;
+        }
+    }
+
+    /// Work requests that are outstanding never complete: drain it first. Windows that may still be bound to
+    /// it hold it, so that it is destroyed after them.
+    fn retire(&mut self, qp: Qp) -> Option<QueuePair> {
+        if self.chain.qp == qp.0 {
+            self.withdraw(qp.0, 0);
+            self.chain.clear();
+        }
+        let slot = self.slots.get_mut(qp.0 as usize)?;
+        let pair = slot.pair.take()?;
+        slot.raw = null_mut();
+        let (number, freed, used) = (slot.generation, slot.freed, slot.generation);
+        for window in self.windows.iter_mut() {
+            let (memory, done) = match window.binding {
+                Binding::Free => continue,
+                Binding::Live {
+                    qp: of,
+                    generation,
+                    memory,
+                } => {
+                    if (of, generation) != (qp.0, used) {
+                        continue;
+                    }
+                    (memory, false)
+                }
+                Binding::Dying {
+                    qp: of,
+                    generation,
+                    position,
+                    memory,
+                } => {
+                    if (of, generation) != (qp.0, number) {
+                        continue;
+                    }
+                    (memory, is_before(position, freed))
+                }
+            };
+            if done {
+                window.binding = Binding::Free;
+            } else if let (Some(window), Some(memory)) =
+                (&mut window.window, self.memories.get(memory))
+            {
+                window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+            }
+        }
+        Some(pair)
+    }
+
+    fn adopt_window(&mut self, window: Window) -> Result<(Region, RKey), Window> {
+        self.windows.adopt(window)
+    }
+
+    /// One that may be bound holds its queue pair and memory, which are then destroyed after it.
+    fn retire_window(&mut self, region: Region) -> Option<Window> {
+        if self.windows.get_mut(region)?.queued {
+            // In the open chain: it cannot go before the chain does.
+            return None;
+        }
+        let (mut window, binding) = self.windows.retire(region)?;
+        let (qp, generation, memory, position) = match binding {
+            Binding::Free => {
+                window.release();
+                return Some(window);
+            }
+            Binding::Live {
+                qp,
+                generation,
+                memory,
+            } => (qp, generation, memory, None),
+            Binding::Dying {
+                qp,
+                generation,
+                memory,
+                position,
+            } => (qp, generation, memory, Some(position)),
+        };
+        if let Some(slot) = self.slots.get(qp as usize)
+            && slot.generation == generation
+            && let Some(pair) = &slot.pair
+            && !position.is_some_and(|position| slot.is_done(generation, position))
+            && let Some(memory) = self.memories.get(memory)
+        {
+            window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+        }
+        Some(window)
+    }
+
+    #[inline]
+    fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        let chain = &mut self.chain;
+        if chain.qp != qp.0 {
+            if chain.qp != u32::MAX {
+                chain.stray = Some(qp.0);
+                return;
+            }
+            chain.qp = qp.0;
+        }
+        if chain.refused {
+            return;
+        }
+        let Some(slot) = self
+            .slots
+            .get(qp.0 as usize)
+            .filter(|slot| slot.pair.is_some())
+        else {
+            chain.refused = true;
+            return;
+        };
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most the depth of a queue"
+        )]
+        let position = slot.tail.wrapping_add(chain.length as u32);
+        if position.wrapping_sub(slot.freed) >= slot.send_depth {
+            chain.refused = true;
+            return;
+        }
+        let token = slot.token(qp.0, position, false);
+        let hollow = chain.poisoned || slot.failed;
+        let built = if hollow {
+            chain.hollow(chain.length, token);
+            Built::Ready(None)
+        } else {
+            let asker = Asker {
+                qp: qp.0,
+                generation: slot.generation,
+                pd: slot.pd,
+                position,
+                inline: slot.inline,
+                max_sge: slot.max_sge as usize,
+                reads: slot.reads,
+                token,
+                signalled,
+            };
+            let slots = &self.slots;
+            let free = |binding| Self::rebindable(slots, &asker, binding);
+            let (memories, windows) = (&self.memories, &mut self.windows);
+            chain.build(&wr, &asker, memories, windows, free)
+        };
+        let note = match built {
+            Built::Refused => {
+                chain.refused = true;
+                return;
+            }
+            Built::Ready(None) => None,
+            Built::Ready(change) => {
+                chain.changes = chain.changes.wrapping_add(1);
+                Some(Note {
+                    change,
+                    verdict: None,
+                })
+            }
+            Built::Fails(status) => {
+                chain.spoil(token, self.trap.piece);
+                chain.poisoned = true;
+                self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
+                Some(Note {
+                    change: None,
+                    verdict: Some(status),
+                })
+            }
+        };
+        let Some(slot) = self.slots.get_mut(qp.0 as usize) else {
+            return;
+        };
+        let at = slot.send_index(position);
+        if let Some(sent) = slot.sends.get_mut(at) {
+            *sent = Sent {
+                id,
+                noted: note.is_some(),
+            };
+        }
+        if let (Some(note), Some(room)) = (note, slot.notes.get_mut(at)) {
+            *room = note;
+        }
+        chain.length = chain.length.wrapping_add(1);
+    }
+
+    #[inline]
+    fn doorbell(&mut self, qp: Qp) -> Result<(), Rejected> {
+        if self.chain.qp != qp.0 {
+            return if self.chain.stray.take_if(|stray| *stray == qp.0).is_some() {
+                Err(Rejected { accepted: 0 })
+            } else {
+                Ok(())
+            };
+        }
+        let (count, refused) = (self.chain.length, self.chain.refused);
+        let Some(slot) = self.slots.get(qp.0 as usize).filter(|_| count > 0) else {
+            self.chain.clear();
+            return if refused {
+                Err(Rejected { accepted: 0 })
+            } else {
+                Ok(())
+            };
+        };
+        if slot.failed {
+            self.give_up(qp.0);
+        }
+        let raw = self
+            .slots
+            .get(qp.0 as usize)
+            .map_or(null_mut(), |slot| slot.raw);
+        let taken = self.post(raw, count);
+        if self.chain.changes > 0 {
+            self.settle(qp.0, taken);
+        }
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "at most the depth of a queue"
+            )]
+            let accepted = taken as u32;
+            // One that fails for certain is in it, or one that cannot be: later ones are only flushed.
+            slot.failed |= self.chain.poisoned && (taken == count || slot.has_verdict(taken));
+            slot.tail = slot.tail.wrapping_add(accepted);
+            self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
+            self.chain.clear();
+            if taken < count {
+                self.counts.cut = self.counts.cut.wrapping_add(1);
+            }
+            if refused || taken < count {
+                return Err(Rejected { accepted });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
+        let none = Rejected { accepted: 0 };
+        let ReceiveQueue::Of(qp) = into else {
+            return Err(none);
+        };
+        let slot = self.slots.get_mut(qp.0 as usize).ok_or(none)?;
+        let used = slot.recv_tail.wrapping_sub(slot.recv_freed);
+        // One that is posted in the error state may never come back (rxe).
+        if slot.failed || slot.pair.is_none() || used >= slot.recv_depth {
+            return Err(none);
+        }
+        if !self.memories.takes(buffer, slot.pd) {
+            return Err(none);
+        }
+        let mut piece = ibv_sge {
+            addr: buffer.address,
+            length: buffer.length,
+            lkey: buffer.lkey.0,
+        };
+        let mut wr = ibv_recv_wr {
+            wr_id: slot.token(qp.0, slot.recv_tail, true),
+            next: null_mut(),
+            sg_list: &mut piece,
+            num_sge: i32::from(buffer.length != 0),
+        };
+        let mut bad: *mut ibv_recv_wr = null_mut();
+        // SAFETY: the queue pair is held by its slot, the request names memory that this value holds, and the
+        // library copies it before it returns.
+        if unsafe { ibv_post_recv(slot.raw, &mut wr, &mut bad) } != 0 {
+            return Err(none);
+        }
+        let at = slot.receive_index(slot.recv_tail);
+        if let Some(room) = slot.receives.get_mut(at) {
+            *room = id;
+        }
+        slot.recv_tail = slot.recv_tail.wrapping_add(1);
+        Ok(())
+    }
+
+    #[inline]
+    fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
+        // Relaxed: a flag that is looked at again and again.
+        match self.cq.raw.fault.load(Ordering::Relaxed) {
+            0 => {}
+            Cq::OVERRUN => return Err(Fault::Overrun),
+            _ => return Err(Fault::DeviceGone),
+        }
+        let mut entries = [const { MaybeUninit::<ibv_wc>::uninit() }; 32];
+        let room = out.capacity().wrapping_sub(out.len()).min(entries.len());
+        let most = i32::try_from(room).unwrap_or(0);
+        // SAFETY: the completion queue is held by this value, and there is room for `most`.
+        let count = unsafe { ibv_poll_cq(self.cq.raw.raw, most, entries.as_mut_ptr().cast()) };
+        let Ok(count) = usize::try_from(count) else {
+            return Err(Fault::DeviceGone);
+        };
+        for entry in entries.iter().take(count) {
+            // SAFETY: the library says that it has filled this one. What is not defined of a failed one is not
+            // looked at, and an `ibv_wc` is numbers all through.
+            let wc = unsafe { entry.assume_init_ref() };
+            if let Some(completion) = self.take(wc) {
+                // There is room: as many were asked for.
+                let _ = out.push(completion);
+            }
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self) -> Result<(), Fault> {
+        // SAFETY: the completion queue is held by this value.
+        if unsafe { ibv_req_notify_cq(self.cq.raw.raw, 0) } != 0 {
+            return Err(Fault::DeviceGone);
+        }
+        Ok(())
+    }
+}
+
+/// What is done once per chain that is not the usual one.
+impl Verbs {
+    /// The device took the first `taken` of the chain.
+    fn settle(&mut self, qp: u32, taken: usize) {
+        let Some(slot) = self.slots.get(qp as usize) else {
+            return;
+        };
+        for n in 0..taken {
+            if let Some(change) = slot.noted(n).and_then(|note| note.change) {
+                self.windows.accept(&change);
+            }
+        }
+        self.withdraw(qp, taken);
+    }
+
+    /// Those of the chain from `from` on never were.
+    fn withdraw(&mut self, qp: u32, from: usize) {
+        let Some(slot) = self.slots.get(qp as usize) else {
+            return;
+        };
+        for n in (from..self.chain.length).rev() {
+            if let Some(change) = slot.noted(n).and_then(|note| note.change) {
+                self.windows.withdraw(&change);
+            }
+        }
+    }
+
+    /// The queue pair failed while the chain was open: all of it is only flushed.
+    fn give_up(&mut self, qp: u32) {
+        self.withdraw(qp, 0);
+        let Some(slot) = self.slots.get_mut(qp as usize) else {
+            return;
+        };
+        for n in 0..self.chain.length {
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "at most the depth of a queue"
+            )]
+            let position = slot.tail.wrapping_add(n as u32);
+            self.chain.hollow(n, slot.token(qp, position, false));
+            let at = slot.send_index(position);
+            if let Some(sent) = slot.sends.get_mut(at) {
+                sent.noted = false;
+            }
+        }
+        self.chain.changes = 0;
+        self.chain.poisoned = false;
+    }
+}
+
+impl Slot {
+    fn empty(limits: &Limits) -> Self {
+        let sends = limits.send_wr.max(1).next_power_of_two() as usize;
+        let receives = limits.recv_wr.max(1).next_power_of_two() as usize;
+        Self {
+            pair: None,
+            raw: null_mut(),
+            generation: 0,
+            failed: false,
+            reads: false,
+            pd: 0,
+            inline: 0,
+            max_sge: 0,
+            send_depth: 0,
+            recv_depth: 0,
+            tail: 0,
+            freed: 0,
+            recv_tail: 0,
+            recv_freed: 0,
+            sends: vec![Sent::default(); sends].into_boxed_slice(),
+            notes: vec![Note::default(); sends].into_boxed_slice(),
+            receives: vec![WrId(0); receives].into_boxed_slice(),
+        }
+    }
+
+    fn adopt(&mut self, pair: QueuePair) {
+        self.raw = pair.raw.raw;
+        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
+        self.failed = false;
+        self.reads = pair.initiator_depth > 0;
+        self.pd = pair.raw.pd.id();
+        self.inline = pair.inline;
+        self.max_sge = pair.max_sge;
+        self.send_depth = pair.send_depth;
+        self.recv_depth = pair.recv_depth;
+        (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
+        self.pair = Some(pair);
+    }
+
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "there are at most 65536 slots"
+    )]
+    const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
+        let token = Token {
+            slot: slot as u16,
+            generation: self.generation,
+            receive,
+            position,
+        };
+        token.pack()
+    }
+
+    #[inline]
+    const fn send_index(&self, position: u32) -> usize {
+        position as usize & self.sends.len().wrapping_sub(1)
+    }
+
+    #[inline]
+    const fn receive_index(&self, position: u32) -> usize {
+        position as usize & self.receives.len().wrapping_sub(1)
+    }
+
+    /// What was noted of the request `n` of the open chain.
+    fn noted(&self, n: usize) -> Option<&Note> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "at most the depth of a queue"
+        )]
+        let at = self.send_index(self.tail.wrapping_add(n as u32));
+        let sent = self.sends.get(at)?;
+        self.notes.get(at).filter(|_| sent.noted)
+    }
+
+    /// One of the first `count` of the open chain fails for certain.
+    fn has_verdict(&self, count: usize) -> bool {
+        (0..count).any(|n| self.noted(n).is_some_and(|note| note.verdict.is_some()))
+    }
+
+    /// Whether the request at `position` is known to be done.
+    const fn is_done(&self, generation: u16, position: u32) -> bool {
+        self.generation == generation && is_before(position, self.freed)
+    }
+}
+
+impl Trap {
+    fn new(domain: &Domain) -> Result<Self, DeviceError> {
+        let mut bytes = Box::new([0; 64]);
+        let base = core::ptr::NonNull::from(&mut *bytes).cast();
+        // SAFETY: the bytes are freed after the registration (see the drop), and nobody touches them.
+        let memory = unsafe { domain.register(base, 64, o2poll_dataplane::nic::Rights::empty())? };
+        let piece = Sge {
+            address: memory.start,
+            length: 1,
+            lkey: memory.lkey,
+        };
+        Ok(Self {
+            piece,
+            memory: Some(memory),
+            bytes,
+        })
+    }
+
+    /// For providers that look at nothing.
+    #[cfg(any(test, feature = "verbs-stub"))]
+    pub(super) fn none() -> Self {
+        Self {
+            piece: Sge {
+                address: 0,
+                length: 1,
+                lkey: LKey(u32::MAX),
+            },
+            memory: None,
+            bytes: Box::new([0; 64]),
+        }
+    }
+}
+
+impl Drop for Trap {
+    fn drop(&mut self) {
+        self.memory = None;
+        self.bytes.fill(0);
+    }
+}
+
+// SAFETY: the raw pointers are to objects that this value holds and alone uses; the library may be called from
+// any thread.
+unsafe impl Send for Verbs {}
+
+/// What the data plane may count on.
+pub(super) fn capabilities(device: &Device, findings: &Findings, limits: &Limits) -> Capabilities {
+    let attr = device.attributes();
+    let most = |number: i32| u32::try_from(number).unwrap_or(0);
+    Capabilities {
+        mechanisms: if findings.windows {
+            Mechanisms::WINDOW
+        } else {
+            Mechanisms::empty()
+        },
+        max_fragments: 0,
+        max_pages: 0,
+        page_shift: 12,
+        zero_based: false,
+        // Whether the device does or not: this driver does.
+        checks_reuse: true,
+        region_lkey: false,
+        remote_invalidate: findings.remote_invalidate,
+        max_sge: limits.max_sge.min(most(attr.max_sge)),
+        max_send_wr: limits.send_wr.min(most(attr.max_qp_wr)),
+        max_recv_wr: limits.recv_wr.min(most(attr.max_qp_wr)),
+        max_cqe: most(attr.max_cqe),
+        max_windows: limits.windows.min(most(attr.max_mw)),
+    }
+}
+
+/// Order of positions that are less than 2^31 apart.
+const fn is_before(position: u32, other: u32) -> bool {
+    position.wrapping_sub(other).cast_signed() < 0
+}

@@ -1,0 +1,379 @@
+//! What a control thread makes: protection domains, registered memory, windows, completion queues.
+
+use core::ffi::c_int;
+use core::mem::size_of;
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicU32;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+
+use o2poll_dataplane::nic::{LKey, RKey, Rights};
+use rdma_core_sys::inline::{ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td};
+use rdma_core_sys::types::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
+    IBV_MW_TYPE_2, ibv_cq, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
+};
+
+use super::device::Device;
+use super::raw::{Cq, Mr, Mw, Pd, RawQp};
+use super::{DeviceError, last_error};
+use crate::arena::Arena;
+
+/// A protection domain: what is made in different ones has nothing to do with each other.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    pub(super) device: Device,
+    /// Of memory and windows.
+    pub(super) base: Arc<Pd>,
+    /// Of queue pairs: a parent domain with a thread domain where the provider has them.
+    pub(super) queues: Arc<Pd>,
+}
+
+/// Memory that is registered for as long as this, or a clone of it, exists.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub(super) raw: Arc<Mr>,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) lkey: LKey,
+    pub(super) rights: Rights,
+    pub(super) windows: bool,
+}
+
+/// A type-2 memory window.
+#[derive(Debug)]
+pub struct Window {
+    /// Freed before what it may be bound to.
+    raw: Mw,
+    bound: Option<(Arc<RawQp>, Arc<Mr>)>,
+}
+
+/// The completion queue of one core.
+#[derive(Debug)]
+pub struct CompletionQueue {
+    pub(super) raw: Arc<Cq>,
+    pub(super) cqe: u32,
+}
+
+impl Domain {
+    /// A new one.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub fn new(device: &Device) -> Result<Self, DeviceError> {
+        let context = device.context();
+        // SAFETY: the context is open.
+        let raw = unsafe { device.library().ibv_alloc_pd(context.raw) };
+        if raw.is_null() {
+            return Err(last_error("ibv_alloc_pd", device));
+        }
+        let base = Arc::new(Pd {
+            raw,
+            td: None,
+            base: None,
+            context: Arc::clone(context),
+        });
+        let queues = Self::without_locks(&base).unwrap_or_else(|| Arc::clone(&base));
+        Ok(Self {
+            device: device.clone(),
+            base,
+            queues,
+        })
+    }
+
+    /// Whether the provider was told that one thread alone uses each queue pair, so that it takes no lock for
+    /// them (`ibv_alloc_td(3)`). Where it has no thread domains (rxe) it takes one that nobody else wants.
+    #[must_use]
+    pub fn has_thread_domain(&self) -> bool {
+        self.queues.td.is_some()
+    }
+
+    /// Registers an arena for the life of the process.
+    ///
+    /// With a remote right its local key is a remote key as well: what `exposure = "arena"` asks for.
+    ///
+    /// # Errors
+    /// As the library says; the limit of locked memory is the usual reason.
+    pub fn register_arena(
+        &self,
+        arena: &'static Arena,
+        rights: Rights,
+    ) -> Result<Memory, DeviceError> {
+        // SAFETY: it is mapped for ever, and its bytes are reached through the ranges it hands out, which go to
+        // the device as values.
+        unsafe { self.register(arena.base(), arena.len(), rights) }
+    }
+
+    /// Registers memory.
+    ///
+    /// # Safety
+    /// `base` points to `length` bytes that stay mapped as long as the memory or a clone of it exists, and
+    /// nothing holds a Rust reference to bytes while a device may write them.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub unsafe fn register(
+        &self,
+        base: NonNull<u8>,
+        length: usize,
+        rights: Rights,
+    ) -> Result<Memory, DeviceError> {
+        let windows = self.device.offers_windows();
+        let access = access(rights) | if windows { IBV_ACCESS_MW_BIND } else { 0 };
+        // SAFETY: the domain is alive; the caller promises the memory.
+        let raw = unsafe {
+            self.device.library().ibv_reg_mr(
+                self.base.raw,
+                base.as_ptr().cast(),
+                length,
+                access.cast_signed(),
+            )
+        };
+        if raw.is_null() {
+            return Err(last_error("ibv_reg_mr", &self.device));
+        }
+        // SAFETY: it was just made.
+        let lkey = LKey(unsafe { (*raw).lkey });
+        let start = base.as_ptr().addr() as u64;
+        Ok(Memory {
+            raw: Arc::new(Mr {
+                raw,
+                pd: Arc::clone(&self.base),
+            }),
+            start,
+            end: start.saturating_add(length as u64),
+            lkey,
+            rights,
+            windows,
+        })
+    }
+
+    /// Allocates a type-2 window, free. A system call: never on the hot path.
+    ///
+    /// On rxe a killed process waits 50 s for each queue pair that was made after a window that is bound to
+    /// it: make windows after the queue pairs.
+    ///
+    /// # Errors
+    /// As the library says, and when the device has none.
+    pub fn window(&self) -> Result<Window, DeviceError> {
+        // SAFETY: the domain is alive.
+        let raw = unsafe { ibv_alloc_mw(self.base.raw, IBV_MW_TYPE_2) };
+        if raw.is_null() {
+            return Err(last_error("ibv_alloc_mw", &self.device));
+        }
+        Ok(Window::of(raw, Arc::clone(&self.base)))
+    }
+
+    /// A parent domain that says that one thread uses what is made in it.
+    fn without_locks(base: &Arc<Pd>) -> Option<Arc<Pd>> {
+        let context = &base.context;
+        let mut attr = ibv_td_init_attr::default();
+        // SAFETY: the context is open.
+        let td = unsafe { ibv_alloc_td(context.raw, &mut attr) };
+        if td.is_null() {
+            return None;
+        }
+        let mut attr = ibv_parent_domain_init_attr {
+            pd: base.raw,
+            td,
+            ..Default::default()
+        };
+        // SAFETY: all three are alive.
+        let raw = unsafe { ibv_alloc_parent_domain(context.raw, &mut attr) };
+        if raw.is_null() {
+            // SAFETY: it was just made, and nothing stands on it.
+            unsafe { rdma_core_sys::inline::ibv_dealloc_td(td) };
+            return None;
+        }
+        Some(Arc::new(Pd {
+            raw,
+            td: Some(td),
+            base: Some(Arc::clone(base)),
+            context: Arc::clone(context),
+        }))
+    }
+}
+
+impl Memory {
+    /// The key that a work request of the same protection domain names it by.
+    #[must_use]
+    pub const fn lkey(&self) -> LKey {
+        self.lkey
+    }
+
+    pub(super) fn domain(&self) -> usize {
+        self.raw.pd.id()
+    }
+}
+
+impl Window {
+    pub(super) const fn of(raw: *mut ibv_mw, pd: Arc<Pd>) -> Self {
+        Self {
+            raw: Mw { raw, pd },
+            bound: None,
+        }
+    }
+
+    /// The key that is on the device now.
+    #[must_use]
+    pub fn key(&self) -> RKey {
+        // SAFETY: alive as long as this is, and written only by the driver that holds this.
+        RKey(unsafe { (*self.raw.raw).rkey })
+    }
+
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub const fn raw(&self) -> *mut ibv_mw {
+        self.raw.raw
+    }
+
+    pub(super) fn domain(&self) -> usize {
+        self.raw.pd.id()
+    }
+
+    /// It may still be bound, and is freed before these are.
+    pub(super) fn hold(&mut self, qp: Arc<RawQp>, memory: Arc<Mr>) {
+        self.bound = Some((qp, memory));
+    }
+
+    /// It is bound to nothing.
+    pub(super) fn release(&mut self) {
+        self.bound = None;
+    }
+}
+
+impl CompletionQueue {
+    /// A completion queue with at least `entries`, room for every send and receive of all queue pairs that
+    /// report to it: after an error all of them complete, signalled or not. With `notify` it can be slept on.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, DeviceError> {
+        let context = device.context();
+        let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
+        let channel = if notify {
+            // SAFETY: the context is open.
+            let channel = unsafe { device.library().ibv_create_comp_channel(context.raw) };
+            if channel.is_null() {
+                return Err(last_error("ibv_create_comp_channel", device));
+            }
+            // SAFETY: just made. Without it `take_notifications` would sleep.
+            unsafe { nonblocking((*channel).fd) };
+            Some(channel)
+        } else {
+            None
+        };
+        let given = channel.unwrap_or(null_mut());
+        // SAFETY: the context is open, the channel is its own or null, and vector 0 always exists.
+        let raw = unsafe {
+            device
+                .library()
+                .ibv_create_cq(context.raw, entries, null_mut(), given, 0)
+        };
+        if raw.is_null() {
+            let error = last_error("ibv_create_cq", device);
+            if let Some(channel) = channel {
+                // SAFETY: just made, and nothing stands on it.
+                unsafe { device.library().ibv_destroy_comp_channel(channel) };
+            }
+            return Err(error);
+        }
+        // SAFETY: just made.
+        let cqe = u32::try_from(unsafe { (*raw).cqe }).unwrap_or(0);
+        let raw = Arc::new(Cq {
+            raw,
+            channel,
+            fault: AtomicU32::new(0),
+            context: Arc::clone(context),
+        });
+        device.watch(&raw);
+        Ok(Self { raw, cqe })
+    }
+
+    /// Entries it has; a provider may round up.
+    #[must_use]
+    pub const fn entries(&self) -> u32 {
+        self.cqe
+    }
+
+    /// The library's, for calls that are not here. Valid as long as this is.
+    #[must_use]
+    pub fn raw(&self) -> *mut ibv_cq {
+        self.raw.raw
+    }
+
+    /// Readable when the queue was armed and something has completed.
+    #[must_use]
+    pub fn notification(&self) -> Option<BorrowedFd<'_>> {
+        let channel = self.raw.channel?;
+        // SAFETY: the channel, and with it its descriptor, lives as long as this does.
+        Some(unsafe { BorrowedFd::borrow_raw((*channel).fd) })
+    }
+
+    /// Takes what made [`notification`](Self::notification) readable, and acknowledges it.
+    pub fn take_notifications(&self) {
+        let Some(channel) = self.raw.channel else {
+            return;
+        };
+        let calls = self.raw.context.calls;
+        loop {
+            let (mut cq, mut context) = (null_mut(), null_mut());
+            // SAFETY: the channel is alive and does not block; what it names is our queue, its only one.
+            unsafe {
+                if (calls.get_cq_event)(channel, &mut cq, &mut context) != 0 {
+                    return;
+                }
+                (calls.ack_cq_events)(cq, 1);
+            }
+        }
+    }
+}
+
+/// `enum ibv_access_flags`.
+pub(super) const fn access(rights: Rights) -> u32 {
+    let mut access = 0;
+    if rights.contains(Rights::LOCAL_WRITE) {
+        access |= IBV_ACCESS_LOCAL_WRITE;
+    }
+    if rights.contains(Rights::REMOTE_WRITE) {
+        access |= IBV_ACCESS_REMOTE_WRITE;
+    }
+    if rights.contains(Rights::REMOTE_READ) {
+        access |= IBV_ACCESS_REMOTE_READ;
+    }
+    access
+}
+
+/// # Safety
+/// `fd` is open.
+pub(super) unsafe fn nonblocking(fd: RawFd) {
+    // SAFETY: as the caller says. A failure means that it stays as it was.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        if flags >= 0 {
+            libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK);
+        }
+    }
+}
+
+/// Waits until it is readable.
+pub(super) fn readable(fd: impl AsFd, milliseconds: c_int) -> io::Result<bool> {
+    use std::os::fd::AsRawFd as _;
+    let mut poll = libc::pollfd {
+        fd: fd.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one element, borrowed for the call.
+    match unsafe { libc::poll(&mut poll, 1, milliseconds) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+const _: () = assert!(
+    size_of::<Window>() <= 64,
+    "it travels through rings by value"
+);

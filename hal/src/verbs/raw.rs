@@ -1,0 +1,183 @@
+//! Objects of libibverbs, each destroyed once, after everything that stands on it.
+//!
+//! Each holds its parents by reference count, so that the order that the library asks for holds whichever
+//! way the pieces are dropped: window before queue pair and memory region, these before the completion
+//! queue and the protection domain, all before the context. A window that may still be bound holds the queue
+//! pair and the memory region that it is bound to: rxe waits 50 s for the window when the queue pair goes
+//! first, and `ibv_dereg_mr(3)` refuses.
+
+use core::ffi::{c_int, c_uint, c_void};
+use core::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+
+use rdma_core_sys::Libibverbs;
+use rdma_core_sys::inline::{ibv_dealloc_mw, ibv_dealloc_td};
+use rdma_core_sys::types::{
+    ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_attr, ibv_td,
+};
+
+/// What is called of the library once an object exists.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Calls {
+    pub(super) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
+    pub(super) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    pub(super) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+    pub(super) destroy_comp_channel: unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int,
+    pub(super) destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
+    pub(super) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
+    pub(super) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
+    pub(super) get_cq_event:
+        unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
+    pub(super) ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, c_uint),
+}
+
+impl Calls {
+    pub(super) const fn of(library: &Libibverbs) -> Self {
+        Self {
+            close_device: library.ibv_close_device,
+            dealloc_pd: library.ibv_dealloc_pd,
+            dereg_mr: library.ibv_dereg_mr,
+            destroy_comp_channel: library.ibv_destroy_comp_channel,
+            destroy_cq: library.ibv_destroy_cq,
+            destroy_qp: library.ibv_destroy_qp,
+            modify_qp: library.ibv_modify_qp,
+            get_cq_event: library.ibv_get_cq_event,
+            ack_cq_events: library.ibv_ack_cq_events,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Context {
+    pub(super) raw: *mut ibv_context,
+    pub(super) calls: Calls,
+}
+
+/// A protection domain, or a parent domain over one.
+#[derive(Debug)]
+pub(super) struct Pd {
+    pub(super) raw: *mut ibv_pd,
+    pub(super) td: Option<*mut ibv_td>,
+    pub(super) base: Option<Arc<Self>>,
+    pub(super) context: Arc<Context>,
+}
+
+#[derive(Debug)]
+pub(super) struct Mr {
+    pub(super) raw: *mut ibv_mr,
+    pub(super) pd: Arc<Pd>,
+}
+
+#[derive(Debug)]
+pub(super) struct Cq {
+    pub(super) raw: *mut ibv_cq,
+    pub(super) channel: Option<*mut ibv_comp_channel>,
+    /// 0, or why it is unusable. Written by who reads asynchronous events, read by the core.
+    pub(super) fault: AtomicU32,
+    pub(super) context: Arc<Context>,
+}
+
+#[derive(Debug)]
+pub(super) struct RawQp {
+    pub(super) raw: *mut ibv_qp,
+    pub(super) pd: Arc<Pd>,
+    pub(super) cq: Arc<Cq>,
+}
+
+#[derive(Debug)]
+pub(super) struct Mw {
+    pub(super) raw: *mut ibv_mw,
+    pub(super) pd: Arc<Pd>,
+}
+
+impl Pd {
+    /// Tells protection domains apart: that of a parent domain is the one below it.
+    pub(super) fn id(&self) -> usize {
+        match &self.base {
+            Some(base) => base.id(),
+            None => self.raw.addr(),
+        }
+    }
+}
+
+impl Cq {
+    pub(super) const OVERRUN: u32 = 1;
+    pub(super) const GONE: u32 = 2;
+
+    pub(super) fn set_fault(&self, fault: u32) {
+        // Relaxed: a flag that is looked at again and again; nothing else is published by it.
+        self.fault.store(fault, Ordering::Relaxed);
+    }
+}
+
+impl RawQp {
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.pd.context
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: opened, closed once, and everything made with it held it by count.
+        unsafe { (self.calls.close_device)(self.raw) };
+    }
+}
+
+impl Drop for Pd {
+    fn drop(&mut self) {
+        // SAFETY: allocated, freed once; all that was made in it held it by count. A thread domain goes after
+        // its parent domain (ibv_alloc_parent_domain(3)).
+        unsafe {
+            (self.context.calls.dealloc_pd)(self.raw);
+            if let Some(td) = self.td {
+                ibv_dealloc_td(td);
+            }
+        }
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: registered, deregistered once; windows that may be bound to it held it by count.
+        unsafe { (self.pd.context.calls.dereg_mr)(self.raw) };
+    }
+}
+
+impl Drop for Cq {
+    fn drop(&mut self) {
+        // SAFETY: created, destroyed once; its queue pairs held it by count. Every event was acknowledged when
+        // it was taken, so that this does not wait.
+        unsafe {
+            (self.context.calls.destroy_cq)(self.raw);
+            if let Some(channel) = self.channel {
+                (self.context.calls.destroy_comp_channel)(channel);
+            }
+        }
+    }
+}
+
+impl Drop for RawQp {
+    fn drop(&mut self) {
+        // SAFETY: created, destroyed once; windows that may be bound to it held it by count.
+        unsafe { (self.context().calls.destroy_qp)(self.raw) };
+    }
+}
+
+impl Drop for Mw {
+    fn drop(&mut self) {
+        // SAFETY: allocated, freed once. A bound window is unbound by it (ibv_alloc_mw(3)).
+        unsafe { ibv_dealloc_mw(self.raw) };
+    }
+}
+
+/// libibverbs may be called from any thread (its own manual), and objects are freed by whoever is last.
+macro_rules! any_thread {
+    ($($name:ident)+) => {$(
+        // SAFETY: the pointer is used through the library alone, which locks where it must.
+        unsafe impl Send for $name {}
+        // SAFETY: as above; a shared reference changes nothing but atomics.
+        unsafe impl Sync for $name {}
+    )+};
+}
+
+any_thread!(Context Pd Mr Cq RawQp Mw);

@@ -1,0 +1,286 @@
+//! The driver's own account of its windows: what each is bound to, and which key the device has.
+//!
+//! Providers check little (mlx5 compiles its checks out, rxe's kernel dereferences NULL when a window that is
+//! not bound is invalidated), so nothing is handed to them that this table does not know to be right.
+//!
+//! A state is what it will be when everything that is queued has run. What the device does not take, or gives
+//! back failed, is undone: each change notes the state before it and has a serial number, and a window
+//! remembers from which number on changes are void, so that the first of several failures decides.
+
+use o2poll_dataplane::nic::{RKey, Region};
+use rdma_core_sys::types::ibv_mw;
+
+use super::objects::Window;
+
+/// What a window is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// Nothing.
+    Free,
+    /// Live on this queue pair, over that memory.
+    Live {
+        /// Slot of the queue pair.
+        qp: u32,
+        /// Its generation.
+        generation: u16,
+        /// Index of the memory.
+        memory: u32,
+    },
+    /// An INVALIDATE is on its way.
+    Dying {
+        /// Slot of the queue pair.
+        qp: u32,
+        /// Its generation.
+        generation: u16,
+        /// Position of the INVALIDATE.
+        position: u32,
+        /// Index of the memory.
+        memory: u32,
+    },
+}
+
+/// Room for one window.
+#[derive(Debug)]
+pub(super) struct Slot {
+    pub(super) window: Option<Window>,
+    pub(super) raw: *mut ibv_mw,
+    pub(super) pd: usize,
+    /// The last key that was queued for it; the index never changes.
+    pub(super) key: RKey,
+    pub(super) binding: Binding,
+    /// Serial number of the last change.
+    pub(super) serial: u32,
+    /// Changes before this one are void.
+    pub(super) floor: u32,
+    /// A REGISTER of it is in the open chain: the provider reads the key before it from `ibv_mw`, so there can
+    /// be one per chain.
+    pub(super) queued: bool,
+}
+
+/// A change, as a work request notes it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Change {
+    pub(super) region: Region,
+    /// A REGISTER, or an INVALIDATE.
+    pub(super) register: bool,
+    pub(super) serial: u32,
+    pub(super) key: RKey,
+    pub(super) key_before: RKey,
+    pub(super) before: Binding,
+}
+
+/// All windows of one core.
+#[derive(Debug)]
+pub(super) struct Windows {
+    slots: Box<[Slot]>,
+    /// From the index of a key to a slot: open addressing, at most half full.
+    places: Box<[u32]>,
+    shift: u32,
+}
+
+impl Windows {
+    pub(super) fn new(most: usize) -> Self {
+        let places = most.saturating_mul(2).next_power_of_two().max(4);
+        Self {
+            slots: core::iter::repeat_with(Slot::empty).take(most).collect(),
+            places: vec![NONE; places].into_boxed_slice(),
+            shift: u32::BITS - places.trailing_zeros(),
+        }
+    }
+
+    /// Takes a window over.
+    pub(super) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
+        let Some(at) = self.slots.iter().position(|slot| slot.window.is_none()) else {
+            return Err(window);
+        };
+        let (key, raw, pd) = (window.key(), window.raw(), window.domain());
+        if self.find(key).is_some() {
+            return Err(window);
+        }
+        let (Some(slot), Ok(region)) = (self.slots.get_mut(at), u32::try_from(at)) else {
+            return Err(window);
+        };
+        let serial = slot.serial.wrapping_add(1);
+        *slot = Slot {
+            window: Some(window),
+            raw,
+            pd,
+            key,
+            binding: Binding::Free,
+            serial,
+            floor: serial.wrapping_add(1),
+            queued: false,
+        };
+        self.rebuild();
+        Ok((Region(region), key))
+    }
+
+    /// Gives a window back, and what it may be bound to.
+    pub(super) fn retire(&mut self, region: Region) -> Option<(Window, Binding)> {
+        let slot = self.slots.get_mut(region.0 as usize)?;
+        let window = slot.window.take()?;
+        let binding = slot.binding;
+        slot.binding = Binding::Free;
+        slot.raw = core::ptr::null_mut();
+        // What still comes back of it is void.
+        slot.serial = slot.serial.wrapping_add(1);
+        slot.floor = slot.serial.wrapping_add(1);
+        self.rebuild();
+        Some((window, binding))
+    }
+
+    #[inline]
+    pub(super) fn get_mut(&mut self, region: Region) -> Option<&mut Slot> {
+        self.slots
+            .get_mut(region.0 as usize)
+            .filter(|slot| slot.window.is_some())
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
+        self.slots.iter_mut().filter(|slot| slot.window.is_some())
+    }
+
+    /// The window whose keys have the index of this one.
+    #[inline]
+    pub(super) fn find(&self, key: RKey) -> Option<Region> {
+        let mask = self.places.len().wrapping_sub(1);
+        let mut at = self.place(key);
+        for _ in 0..self.places.len() {
+            let region = *self.places.get(at)?;
+            let slot = self.slots.get(region as usize)?;
+            if slot.key.0 >> 8 == key.0 >> 8 {
+                return Some(Region(region));
+            }
+            at = at.wrapping_add(1) & mask;
+        }
+        None
+    }
+
+    /// A window goes to another binding. What to note of it.
+    #[inline]
+    pub(super) fn change(
+        &mut self,
+        region: Region,
+        register: bool,
+        key: RKey,
+        binding: Binding,
+    ) -> Option<Change> {
+        let slot = self.get_mut(region)?;
+        let serial = slot.serial.wrapping_add(1);
+        let change = Change {
+            region,
+            register,
+            serial,
+            key,
+            key_before: slot.key,
+            before: slot.binding,
+        };
+        slot.serial = serial;
+        slot.key = key;
+        slot.binding = binding;
+        slot.queued |= register;
+        Some(change)
+    }
+
+    /// The device has taken it: from now on it is the device's key.
+    #[inline]
+    pub(super) fn accept(&mut self, change: &Change) {
+        if !change.register {
+            return;
+        }
+        let Some(slot) = self.get_mut(change.region) else {
+            return;
+        };
+        slot.queued = false;
+        if change.serial.wrapping_sub(slot.floor).cast_signed() < 0 {
+            return;
+        }
+        // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
+        unsafe { (*slot.raw).rkey = change.key.0 };
+    }
+
+    /// The device has not taken it: it never was. Called for the last change first.
+    pub(super) fn withdraw(&mut self, change: &Change) {
+        let Some(slot) = self.get_mut(change.region) else {
+            return;
+        };
+        if change.register {
+            slot.queued = false;
+        }
+        if slot.serial == change.serial {
+            slot.serial = slot.serial.wrapping_sub(1);
+            slot.key = change.key_before;
+            slot.binding = change.before;
+        }
+    }
+
+    /// The device has taken it and could not do it. Called for the first change first: it decides, since
+    /// nothing that was behind it has run.
+    pub(super) fn undo(&mut self, change: &Change) {
+        let Some(slot) = self.get_mut(change.region) else {
+            return;
+        };
+        if change.serial.wrapping_sub(slot.floor).cast_signed() < 0 {
+            return;
+        }
+        slot.serial = slot.serial.wrapping_add(1);
+        slot.floor = slot.serial.wrapping_add(1);
+        slot.key = change.key_before;
+        slot.binding = change.before;
+        // SAFETY: as in `accept`.
+        unsafe { (*slot.raw).rkey = change.key_before.0 };
+    }
+
+    /// A message of the peer has killed this key.
+    pub(super) fn killed(&mut self, key: RKey) {
+        if let Some(region) = self.find(key)
+            && let Some(slot) = self.get_mut(region)
+            && slot.key == key
+        {
+            slot.serial = slot.serial.wrapping_add(1);
+            slot.floor = slot.serial.wrapping_add(1);
+            slot.binding = Binding::Free;
+        }
+    }
+
+    #[inline]
+    fn place(&self, key: RKey) -> usize {
+        // Neighbouring indices, which is what devices hand out, land apart (Fibonacci hashing).
+        ((key.0 >> 8).wrapping_mul(0x9e37_79b1) >> self.shift) as usize
+    }
+
+    fn rebuild(&mut self) {
+        self.places.fill(NONE);
+        let mask = self.places.len().wrapping_sub(1);
+        for region in 0..self.slots.len() {
+            let Some(slot) = self.slots.get(region).filter(|slot| slot.window.is_some()) else {
+                continue;
+            };
+            let mut at = self.place(slot.key);
+            // Half of the places are empty.
+            while self.places.get(at).is_some_and(|place| *place != NONE) {
+                at = at.wrapping_add(1) & mask;
+            }
+            if let (Some(place), Ok(region)) = (self.places.get_mut(at), u32::try_from(region)) {
+                *place = region;
+            }
+        }
+    }
+}
+
+impl Slot {
+    const fn empty() -> Self {
+        Self {
+            window: None,
+            raw: core::ptr::null_mut(),
+            pd: 0,
+            key: RKey(0),
+            binding: Binding::Free,
+            serial: 0,
+            floor: 0,
+            queued: false,
+        }
+    }
+}
+
+const NONE: u32 = u32::MAX;
