@@ -430,7 +430,7 @@ pub fn device(
 pub fn lane() -> Lane<'static> {
     Lane {
         returned: lend_one(Returned::new()),
-        slots: places(1024, LapSlot::new),
+        slots: places(64, LapSlot::new),
     }
 }
 

@@ -186,6 +186,7 @@ impl<'a, T> Pool<'a, T> {
     ///
     /// # Errors
     /// The value, when no slot is vacant.
+    #[inline]
     pub fn insert(&mut self, value: T) -> Result<Handle, T> {
         let index = self.free;
         let Some(slot) = self.slots.get_mut(index as usize) else {
@@ -202,6 +203,7 @@ impl<'a, T> Pool<'a, T> {
     }
 
     /// The value, if the handle's generation is the slot's.
+    #[inline]
     #[must_use]
     pub fn get(&self, handle: Handle) -> Option<&T> {
         let slot = self.slots.get(handle.index())?;
@@ -213,6 +215,7 @@ impl<'a, T> Pool<'a, T> {
     }
 
     /// The value, to change.
+    #[inline]
     pub fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
         self.slot(handle)?.value.as_mut()
     }
@@ -231,6 +234,21 @@ impl<'a, T> Pool<'a, T> {
         Some(value)
     }
 
+    /// As [`remove`](Self::remove), of what needs not be moved out; whether it was there.
+    #[inline]
+    pub fn discard(&mut self, handle: Handle) -> bool {
+        let free = self.free;
+        let Some(slot) = self.slot(handle) else {
+            return false;
+        };
+        slot.value = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = free;
+        self.free = handle.index;
+        self.occupied = self.occupied.wrapping_sub(1);
+        true
+    }
+
     /// The handle of the value in slot `index`, if there is one.
     #[must_use]
     #[expect(clippy::cast_possible_truncation, reason = "bounded by MAX_SLOTS")]
@@ -246,6 +264,7 @@ impl<'a, T> Pool<'a, T> {
     /// Appends to a queue. False, and nothing done, for a handle that names nothing.
     ///
     /// A value is in at most one queue at a time; the caller sees to that.
+    #[inline]
     pub fn push_back(&mut self, queue: &mut Queue, handle: Handle) -> bool {
         let Some(slot) = self.slot(handle) else {
             return false;
@@ -279,6 +298,7 @@ impl<'a, T> Pool<'a, T> {
     }
 
     /// Takes the oldest out of a queue.
+    #[inline]
     pub fn pop_front(&mut self, queue: &mut Queue) -> Option<Handle> {
         let handle = self.front(queue)?;
         let slot = self.slots.get_mut(handle.index())?;
@@ -292,6 +312,7 @@ impl<'a, T> Pool<'a, T> {
     }
 
     /// The oldest of a queue.
+    #[inline]
     #[must_use]
     pub fn front(&self, queue: &Queue) -> Option<Handle> {
         if queue.length == 0 {
@@ -324,6 +345,7 @@ impl<'a, T> Pool<'a, T> {
         found
     }
 
+    #[inline]
     fn slot(&mut self, handle: Handle) -> Option<&mut Slot<T>> {
         let slot = self.slots.get_mut(handle.index())?;
         (slot.generation == handle.generation && slot.value.is_some()).then_some(slot)

@@ -130,6 +130,7 @@ pub enum Step {
 /// ends the connection (the kernel does the same); an LNet ACK or REPLY that is not waited for is
 /// dropped silently, as LNet does; an expired transfer whose key the peer may still use stays where it
 /// is (its key and memory stay held, design rule 6).
+#[inline]
 #[must_use]
 pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
     use Input as I;

@@ -149,7 +149,13 @@ impl Lab {
         self.peers[peer].open(theirs, ours, terms.queue_depth);
         self.node.poller.nic().set_depth(terms.queue_depth);
         self.node.order(Order::Adopt {
-            qp: QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr),
+            qp: QueuePair::new(
+                ours,
+                port,
+                theirs,
+                sizes.send_wr - self.setup.short,
+                sizes.recv_wr,
+            ),
             terms,
             accepted,
             token: u64::from(ours),

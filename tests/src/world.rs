@@ -53,6 +53,8 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
+    /// Entries that the send queues of a lab's node are short of what was asked for.
+    pub short: u32,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
 }
@@ -94,6 +96,7 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
+            short: 0,
             quiet: false,
         }
     }

@@ -1,7 +1,7 @@
 //! What a PUT and a GET cost in messages, work requests, doorbells and half trips, counted on the software device and
 //! compared with the table in `costs.md`. `O2POLL_UPDATE=1` writes the table anew.
 
-use std::fmt::Write;
+use core::fmt::Write;
 use std::path::Path;
 
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};

@@ -392,7 +392,6 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
 }
 
 /// splitmix64.
-
 fn draw(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;

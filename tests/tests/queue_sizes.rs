@@ -6,6 +6,7 @@
 
 use o2poll_dataplane::endpoint::{EntryOptions, Operation};
 use o2poll_dataplane::poller::{Order, Shape};
+use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Ticks;
 use o2poll_dataplane::wire::{Body, Descriptor, Fragment};
 use o2poll_soft::Profile;
@@ -136,7 +137,10 @@ fn worst(lab: &mut Lab, own: Kind, peer: Kind) -> u32 {
 }
 
 fn queued(lab: &Lab) -> u32 {
-    let connection = lab.connection(0);
+    queued_of(lab, lab.connection(0))
+}
+
+fn queued_of(lab: &Lab, connection: Handle) -> u32 {
     lab.node
         .poller
         .on_send_queue(connection)
@@ -161,6 +165,38 @@ fn measure(shape: Shape, own: Kind, peer: Kind) -> u32 {
         count
     })
 }
+
+/// Chains that the device cut at the worst moment where its send queue is so many entries short, and whether the drain
+/// of an end in that moment found its place.
+fn squeezed(short: u32) -> (u64, bool) {
+    alone(|| {
+        let shape = shape(DEPTH_THAT_FILLS, 1);
+        let mut setup = setup(shape);
+        setup.short = short;
+        let mut lab = Lab::connected(setup, 1);
+        let used = worst(&mut lab, Kind::Sink, Kind::Sink);
+        let connection = lab.connection(0);
+        lab.node.order(Order::Close { connection });
+        lab.step();
+        lab.step();
+        let cut = lab.node.counters.partial_doorbells.get();
+        let drains = queued_of(&lab, connection) == used + DRAIN;
+        lab.frozen[0] = false;
+        lab.gone(connection);
+        lab.end();
+        (cut, drains)
+    })
+}
+
+#[test]
+fn one_entry_less_and_the_worst_moment_does_not_fit() {
+    assert_eq!(squeezed(0), (0, true));
+    assert_eq!(squeezed(1), (0, false));
+    assert_ne!(squeezed(2).0, 0);
+}
+
+/// A depth at which both NOOPs are on the queue in the worst moment.
+const DEPTH_THAT_FILLS: u16 = 32;
 
 /// The last place, which is for the drain.
 const DRAIN: u32 = 1;

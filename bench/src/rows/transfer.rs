@@ -338,8 +338,8 @@ impl Target {
     }
 }
 
-/// Lets others have the core when nothing has happened for long: the other thread may need it. Does not slow
-/// down polling, as a pause would.
+/// Pauses when nothing has happened, as the program does: the other thread may run on the other half of the same core.
+/// When nothing has happened for long it may need this one.
 #[derive(Default)]
 struct Politeness(u32);
 
@@ -350,6 +350,8 @@ impl Politeness {
         if self.0 == IDLE {
             self.0 = 0;
             thread::yield_now();
+        } else if self.0 != 0 {
+            core::hint::spin_loop();
         }
     }
 }

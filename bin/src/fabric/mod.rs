@@ -655,5 +655,5 @@ const PAUSE: Duration = Duration::from_secs(1);
 const FIRST_NUMBER: u32 = 0x10;
 /// CM reject reason "consumer defined": the private data tell.
 const CM_CONSUMER_DEFINED: u16 = 28;
-/// Packets under way from one device to another.
-const LANE_SLOTS: usize = 1024;
+/// Packets under way from one device to another. Few, so that the ring stays in the first-level caches of both cores.
+const LANE_SLOTS: usize = 64;

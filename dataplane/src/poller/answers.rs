@@ -39,7 +39,6 @@ impl<N: Nic> Poller<'_, N> {
         if let Some(state) = self.connections.get_mut(connection) {
             state.credits.unreserve();
         }
-        self.list(connection);
     }
 
     pub(super) fn put_ack_arrived(

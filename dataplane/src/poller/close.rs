@@ -108,25 +108,26 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.
     pub(super) fn end(&mut self, handle: Handle) {
         self.landed(handle);
-        let Some(transfer) = self.transfers.remove(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        // What it holds comes out, the rest stays where it is: a transfer is several cache lines long.
         let Transfer {
             connection,
             role,
             abandoned,
             outcome,
-            place,
-            window,
-            stage,
-            message,
-            sink,
             reserved,
             admitted,
             token,
             event,
             ..
-        } = transfer;
+        } = *transfer;
+        let place = core::mem::replace(&mut transfer.place, Place::Nothing);
+        let sink = core::mem::replace(&mut transfer.sink, Sink::None);
+        let (window, message) = (transfer.window.take(), transfer.message.take());
+        let stage = transfer.stage.take();
+        self.transfers.discard(handle);
         if let Some(window) = window {
             self.windows.give(window, role.is_own());
         }
@@ -179,7 +180,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 memory,
             });
         }
-        self.list(connection);
+        // Who waits for its share keeps the connection listed.
     }
 
     /// Takes a transfer out of whichever queue of its connection it is in.

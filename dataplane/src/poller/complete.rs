@@ -58,34 +58,24 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Everything on the send queue up to `id` is done. False, and nothing touched, if it is not there.
     fn settle(&mut self, connection: Handle, id: WrId, failed: bool) -> bool {
-        let Some(state) = self.connections.get(connection) else {
+        let Some(state) = self.connections.get_mut(connection) else {
             return false;
         };
         let (head, tail) = (state.head, state.tail);
-        let mut end = tail;
-        loop {
-            if end == head {
-                return false;
-            }
-            let found = self.record.get(connection, end) == Some(id);
-            end = end.wrapping_add(1);
-            if found {
-                break;
-            }
-        }
+        let Some(end) = self.record.behind(connection, tail, head, id) else {
+            return false;
+        };
+        // Nothing is sent before the send stage, so that all of it may be taken off at once.
+        state.tail = end;
         let mut at = tail;
         while at != end {
             let each = self.record.get(connection, at);
             at = at.wrapping_add(1);
-            if let Some(state) = self.connections.get_mut(connection) {
-                state.tail = at;
-            }
             if let Some((kind, handle)) = each.and_then(unpack) {
                 self.finished(kind, handle, failed && at == end);
             }
         }
-        // Whoever waits for room on this send queue has it now.
-        self.list(connection);
+        // Whoever waits for room on this send queue has it now, and keeps the connection listed.
         true
     }
 
@@ -99,6 +89,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             if let Some(posted) = noop {
                 self.messages.give(posted.completed());
             }
+            // The next may have waited for this one.
+            self.list(handle);
             return;
         }
         if kind == Kind::Drain {
@@ -110,6 +102,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         state.in_flight = state.in_flight.saturating_sub(1);
         let empty = state.in_flight == 0;
+        let is_over = state.abandoned.is_some();
         let (mut killed, mut fenced) = (false, false);
         let is_sink = state.role.is_sink();
         match kind {
@@ -143,10 +136,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         if empty {
             self.apply(handle, Input::Completed);
-            let is_over = self
-                .transfers
-                .get(handle)
-                .is_some_and(|state| state.abandoned.is_some());
             // Its time ended while it was being sent: an ACK is no longer waited for.
             if is_over {
                 self.apply(handle, Input::Expired);
@@ -180,17 +169,24 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Moves a transfer on and does what its next step says.
+    #[inline]
     pub(super) fn apply(&mut self, handle: Handle, input: Input) -> Step {
         let Some(state) = self.transfers.get_mut(handle) else {
             return Step::Ignore;
         };
-        let connection = state.connection;
         let (phase, then) = crate::transfer::step(state.phase, input);
         state.phase = phase;
-        let idle = state.in_flight == 0 && !state.queued;
+        if !matches!(then, Step::Wait | Step::Ignore) {
+            let idle = state.in_flight == 0 && !state.queued;
+            let connection = state.connection;
+            self.act(connection, handle, idle, then);
+        }
+        then
+    }
+
+    fn act(&mut self, connection: Handle, handle: Handle, idle: bool, then: Step) {
         match then {
-            Step::Wait => {}
-            Step::Ignore => {}
+            Step::Wait | Step::Ignore => {}
             Step::Request => self.enqueue_request(connection, handle),
             // The message buffer is needed for the answer: it comes home with the last completion.
             Step::Data | Step::Answer => {
@@ -203,7 +199,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             Step::Finish => self.finish(handle),
             Step::Violation => self.close(connection, Reason::UnexpectedAnswer),
         }
-        then
     }
 
     fn enqueue_request(&mut self, connection: Handle, handle: Handle) {

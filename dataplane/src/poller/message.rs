@@ -279,13 +279,37 @@ fn build<'a>(
     to: &mut [u8; 4096],
 ) -> u32 {
     let cookie = context.handle.to_bits();
-    let ours = WireHandle::from_words(context.stamp, cookie);
+    let status = |status| Done {
+        cookie: transfer.cookie,
+        status,
+    };
+    let written = i32::try_from(transfer.cursor.written).unwrap_or(i32::MAX);
+    // What says no more than how it went needs no header.
+    let done = match (transfer.phase, transfer.role) {
+        (_, Role::Nak(errno)) => Some(Body::PutNak(status(errno))),
+        (_, Role::Refusal(errno)) => Some(Body::GetDone(status(errno))),
+        (Phase::Data, Role::Source) => Some(Body::GetDone(status(written))),
+        (Phase::Data, _) => Some(Body::PutDone(status(written))),
+        _ => None,
+    };
+    if let Some(body) = done {
+        return encode(envelope, body, to);
+    }
     let mut one = [Fragment::default()];
     let sink = if transfer.role.is_sink() && transfer.mechanism.is_some() {
         describe(transfer, entries, context.zero_based, scratch, &mut one)
     } else {
         Descriptor::new(RKey::default(), &[])
     };
+    if transfer.phase == Phase::Answer {
+        let body = Body::PutAck {
+            source_cookie: transfer.cookie,
+            sink_cookie: cookie,
+            sink,
+        };
+        return encode(envelope, body, to);
+    }
+    let ours = WireHandle::from_words(context.stamp, cookie);
     let header = lnet::Header {
         destination: transfer.peer.0,
         source: context.local.0,
@@ -324,22 +348,8 @@ fn build<'a>(
             },
         },
     };
-    let status = |status| Done {
-        cookie: transfer.cookie,
-        status,
-    };
-    let written = i32::try_from(transfer.cursor.written).unwrap_or(i32::MAX);
-    let body = match (transfer.phase, transfer.role) {
-        (_, Role::Nak(errno)) => Body::PutNak(status(errno)),
-        (_, Role::Refusal(errno)) => Body::GetDone(status(errno)),
-        (Phase::Data, Role::Source) => Body::GetDone(status(written)),
-        (Phase::Data, _) => Body::PutDone(status(written)),
-        (Phase::Answer, _) => Body::PutAck {
-            source_cookie: transfer.cookie,
-            sink_cookie: cookie,
-            sink,
-        },
-        (_, Role::Get) if transfer.bulk => Body::GetReq {
+    let body = match transfer.role {
+        Role::Get if transfer.bulk => Body::GetReq {
             header,
             cookie,
             sink,
@@ -350,12 +360,16 @@ fn build<'a>(
             return encode_immediate(envelope, &header, payload, to).unwrap_or(0);
         }
     };
-    Message {
+    encode(envelope, body, to)
+}
+
+#[inline]
+fn encode(envelope: &Envelope, body: Body<'_>, to: &mut [u8; 4096]) -> u32 {
+    let message = Message {
         envelope: *envelope,
         body,
-    }
-    .encode(to)
-    .unwrap_or(0)
+    };
+    message.encode(to).unwrap_or(0)
 }
 
 /// Copies the payload of an IMMEDIATE to where it belongs; how many bytes it has.

@@ -526,7 +526,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         Some(self.connections.get(connection)?.on_send_queue())
     }
 
-    /// Puts a connection on the list of those the send stage looks at.
+    /// Puts a connection on the list of those the send stage looks at. It stays there while it
+    /// [has work](Connection::has_work): who frees what it waits for needs not list it again.
+    #[inline]
     fn list(&mut self, connection: Handle) {
         if let Some(state) = self.connections.get_mut(connection)
             && !state.listed

@@ -78,11 +78,17 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.posted_receives = state.posted_receives.saturating_sub(1);
+        let mut established = false;
         if state.state == State::Accepted {
             // The peer talks: the connection is up, whatever became of its RTU (LU-8303).
             state.state = State::Established;
+            established = true;
         }
-        match state.state {
+        let life = state.state;
+        if established {
+            self.list(connection);
+        }
+        match life {
             State::Closing => {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
@@ -364,9 +370,6 @@ impl<'a, N: Nic> Poller<'a, N> {
                 .credits
                 .returned(envelope.credits)
                 .map_err(|_| Reason::BadCredits)?;
-            if envelope.credits != 0 {
-                self.list(connection);
-            }
         }
         if invalidated.is_some() && !matches!(message.body, Body::PutDone(_) | Body::GetDone(_)) {
             return Err(Reason::BadInvalidate);

@@ -27,6 +27,24 @@ impl<'a> Record<'a> {
         }
     }
 
+    /// The position behind `id`, looked for from `tail` up to `head`.
+    #[inline]
+    pub(super) fn behind(&self, connection: Handle, tail: u32, head: u32, id: WrId) -> Option<u32> {
+        let base = connection.index().saturating_mul(self.stride as usize);
+        let ids = self.ids.get(base..)?;
+        let mut at = tail;
+        while at != head {
+            let within = at & self.stride.wrapping_sub(1);
+            let found = *ids.get(within as usize)? == id;
+            at = at.wrapping_add(1);
+            if found {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    #[inline]
     fn place(&mut self, connection: Handle, at: u32) -> Option<&mut WrId> {
         let base = connection.index().saturating_mul(self.stride as usize);
         let within = at & self.stride.wrapping_sub(1);

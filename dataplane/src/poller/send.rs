@@ -6,13 +6,13 @@ use super::sink::Cover;
 use super::{Poller, Received};
 use crate::connection::State;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
-use crate::pool::{Handle, Kind, Queue, pack};
+use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
-impl<'a, N: Nic> Poller<'a, N> {
+impl<N: Nic> Poller<'_, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
     pub(super) fn send(&mut self, now: Instant) -> u32 {
@@ -41,17 +41,32 @@ impl<'a, N: Nic> Poller<'a, N> {
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = self.retry_reposts(connection);
-        work = work.saturating_add(self.copy_slices(connection));
-        work = work.saturating_add(self.take_held(connection, now));
-        self.admit_waiting(connection);
-        let Some(state) = self.connections.get(connection) else {
-            return work;
-        };
-        if state.state == State::Closing {
-            return work;
-        }
+        let mut work = 0_u32;
         let qp = state.qp;
+        let has_copies = !state.copies.is_empty();
+        let held = !state.held.is_empty() || !state.held_replies.is_empty();
+        let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
+        if has_copies {
+            work = self.copy_slices(connection);
+        }
+        if reposts || held || waiting {
+            if reposts {
+                work = work.saturating_add(self.retry_reposts(connection));
+            }
+            if held {
+                work = work.saturating_add(self.take_held(connection, now));
+            }
+            if waiting {
+                self.admit_waiting(connection);
+            }
+            if self
+                .connections
+                .get(connection)
+                .is_none_or(|state| state.state == State::Closing)
+            {
+                return work;
+            }
+        }
         loop {
             let queued = self.fill(connection, qp);
             if self.chain.is_empty() {
@@ -201,14 +216,15 @@ impl<'a, N: Nic> Poller<'a, N> {
                 return true;
             }
             let room = room.min(left);
-            if let Some(handle) = invalidate {
-                self.pop(connection, |state| &mut state.invalidates);
+            if invalidate.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.invalidates)
+            {
                 self.invalidate(connection, qp, handle);
-            } else if let Some(handle) = answer {
-                self.pop(connection, |state| &mut state.answers);
+            } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
                 self.answer(connection, qp, handle, room);
-            } else if let Some(handle) = request {
-                self.pop(connection, |state| &mut state.credited);
+            } else if request.is_some()
+                && let Some(handle) = self.transfers.pop_front(&mut state.credited)
+            {
                 self.request(connection, qp, handle);
             } else {
                 if state.wants_noop(false) {
@@ -219,20 +235,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    fn pop(
-        &mut self,
-        connection: Handle,
-        queue: impl for<'c> FnOnce(&'c mut crate::connection::Connection<'a>) -> &'c mut Queue,
-    ) {
-        if let Some(state) = self.connections.get_mut(connection)
-            && let Some(handle) = self.transfers.pop_front(queue(state))
-            && let Some(transfer) = self.transfers.get_mut(handle)
-        {
-            transfer.queued = false;
-        }
-    }
-
     /// Puts one work request on the open chain, the record and the chain's own list.
+    #[inline]
     pub(super) fn link(&mut self, connection: Handle, link: Link, id: WrId) {
         if let Some(state) = self.connections.get_mut(connection) {
             self.record.set(connection, state.head, id);
@@ -252,6 +256,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         if transfer.phase == Phase::Data {
             // The DONE of a registered source was not taken: that goes first.
             self.enqueue(connection, handle);
@@ -311,9 +316,10 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
     fn answer(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         match (transfer.phase, transfer.role) {
             (Phase::Data, _) => self.data(connection, qp, handle, room),
             (_, Role::Nak(_) | Role::Refusal(_)) => {
@@ -339,9 +345,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             .connections
             .get_mut(connection)
             .is_some_and(|state| state.credits.spend());
-        let Some(transfer) = self.transfers.get(handle) else {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
+        transfer.queued = false;
         if !spent {
             return;
         }

@@ -10,6 +10,13 @@
 //! Each transfer asks it once. [`Scratch`] lays a buffer out for the mechanism that was chosen, and [`Stages`] lends
 //! the buffers through which data is copied where no key can lie over the sink itself.
 
+//!
+//! The key of the arena is never dead. A transfer that is given up while a peer has it, keeps its memory until a late
+//! DONE comes, or until its connection has ended after `abandon_limit`; and even then the peer could use it over another
+//! connection. That is what `exposure = "arena"` grants; `arena_exposed` among the counters says that it has happened.
+//! Data that comes through a staging buffer lands after the DONE: a PUT without an ACK may be told as done at its
+//! source before that.
+
 mod choice;
 mod descriptor;
 mod scratch;
@@ -18,7 +25,9 @@ mod stage;
 pub use choice::{Choice, Choices, Mechanism, Outline, Refused, Settings, Why};
 pub use descriptor::{Descriptor, Free};
 pub use scratch::Scratch;
-/// From how many ranges on a source is registered by default, where the device can.
+/// From how many ranges on a source is registered by default, where the device can: a little above the 30 pieces that
+/// one WRITE of the usual card gathers. Not measured; a source that would need a second instalment of WRITEs is
+/// registered from fewer on.
 pub const SOURCE_CROSSOVER: u16 = 32;
 
 pub use stage::{SLICE, STAGE_BYTES, Stage, Stages};

@@ -14,7 +14,7 @@ use core::fmt;
 
 use crossbeam_utils::CachePadded;
 
-use super::sync::{AtomicU32, Cell, Edge, acquire, const_unless_loom, release};
+use super::sync::{AtomicU32, Cell, Edge, acquire, const_unless_loom, prefetch_to_write, release};
 
 /// What travels: seven plain words.
 pub type Message = [u64; 7];
@@ -161,6 +161,11 @@ impl LapProducer<'_> {
         slot.lap
             .store(lap_of(self.tail, self.shift), release(Edge::Lap));
         self.tail = self.tail.wrapping_add(1);
+        // The consumer read this line a lap ago. Not the very next one, which it may be looking at.
+        let soon = slot_of(self.tail.wrapping_add(AHEAD), self.shift);
+        if let Some(slot) = self.slots.get(soon) {
+            prefetch_to_write(slot);
+        }
         true
     }
 
@@ -198,6 +203,9 @@ impl LapProducer<'_> {
         (1_u32 << (self.shift & 31)).wrapping_sub(self.tail.wrapping_sub(self.head))
     }
 }
+
+/// How far ahead of its tail a producer asks for a line.
+const AHEAD: u32 = 2;
 
 // SAFETY: the producer writes only slots that the consumer has given back; messages are plain words.
 unsafe impl Send for LapProducer<'_> {}
@@ -246,15 +254,23 @@ impl LapConsumer<'_> {
     #[inline]
     #[must_use]
     pub fn peek_second(&self) -> Option<Message> {
-        let at = self.head.wrapping_add(1);
+        self.peek_at(1)
+    }
+
+    /// The message `ahead` places behind the oldest, as [`peek_second`](Self::peek_second) is that of the next
+    /// place: for who has seen all before it.
+    #[inline]
+    #[must_use]
+    pub fn peek_at(&self, ahead: u32) -> Option<Message> {
+        let at = self.head.wrapping_add(ahead);
         let slot = self.slots.get(slot_of(at, self.shift))?;
         // Acquire pairs with the Releases in `LapProducer::push` and `push_slice`, as in `peek`.
         if slot.lap.load(acquire(Edge::Lap)) != lap_of(at, self.shift) {
             return None;
         }
         Some(slot.message.read(|at| {
-            // SAFETY: as in `peek`; there are at least four slots, so this one is not the oldest's, and the
-            // consumer gives it back only after that.
+            // SAFETY: as in `peek`: the lap is the one in which the producer writes this index and no other, and
+            // it writes the slot again only after this consumer has given the index back in `pop`.
             unsafe { *at }
         }))
     }

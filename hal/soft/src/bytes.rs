@@ -240,6 +240,14 @@ pub(crate) fn run(copier: Copier, to: &mut impl Pieces, from: &mut impl Pieces, 
     copied
 }
 
+/// Copies as much as both spans have, of one message or so.
+#[inline]
+pub(crate) fn move_whole(copier: Copier, to: Span, from: Span) {
+    let length = from.length.min(to.length) as usize;
+    // SAFETY: as in `run`: both spans were checked and have `length` bytes. They may overlap.
+    unsafe { copier.copy(to.pointer(), from.pointer(), length) };
+}
+
 /// Copies out of checked memory, as much as both sides have; how much.
 pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
     let mut rest = to;
@@ -257,6 +265,29 @@ pub(crate) fn read_out(from: &mut impl Pieces, to: &mut [u8]) -> usize {
     }
     copied
 }
+
+/// Asks for the first lines of a message buffer that another core has read, to be written again soon.
+#[inline]
+pub(crate) fn prefetch_to_write(address: u64, length: u32) {
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
+    {
+        let lines = u64::from(length.min(MESSAGE).div_ceil(64));
+        for line in 0..lines {
+            let at = address.wrapping_add(line.wrapping_mul(64));
+            // SAFETY: a prefetch never faults and changes nothing, whatever the address; a processor without this
+            // one does nothing.
+            unsafe {
+                core::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags));
+            }
+        }
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+    let _ = (address, length);
+}
+
+/// Bytes that [`prefetch_to_write`] asks for at most.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+const MESSAGE: u32 = 256;
 
 /// Bytes that [`Span::prefetch`] asks for: as many lines as a core waits for at a time, about.
 #[cfg(target_arch = "x86_64")]

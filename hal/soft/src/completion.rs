@@ -63,6 +63,7 @@ impl<'a> CompletionQueue<'a> {
         self.count
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, entry: CompletionEntry) {
         let length = self.entries.len();
         let mut at = self.head.wrapping_add(self.count);
@@ -78,9 +79,10 @@ impl<'a> CompletionQueue<'a> {
         }
     }
 
-    pub(crate) fn pop(&mut self) -> Option<CompletionEntry> {
+    #[inline]
+    pub(crate) fn pop(&mut self) -> Option<&CompletionEntry> {
         self.count = self.count.checked_sub(1)?;
-        let entry = *self.entries.get(self.head)?;
+        let entry = self.entries.get(self.head)?;
         self.head = self.head.wrapping_add(1);
         if self.head >= self.entries.len() {
             self.head = 0;

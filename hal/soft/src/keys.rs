@@ -400,6 +400,30 @@ impl<'a> Keys<'a> {
         self.region(asker, key, address, length, right)
     }
 
+    /// A scatter/gather element of our own under a base memory's key, to be read. `None` sends the caller to
+    /// [`local`](Self::local).
+    #[inline]
+    pub(crate) fn base(&self, pd: u32, piece: Sge) -> Option<Span> {
+        if piece.length == 0 {
+            return Some(Span::EMPTY);
+        }
+        let memory = self.memory(piece.lkey.0)?;
+        if memory.pd() != pd {
+            return None;
+        }
+        memory.span(piece.address, piece.length)
+    }
+
+    /// As [`base`](Self::base), to be written.
+    #[inline]
+    pub(crate) fn base_sink(&self, pd: u32, piece: Sge) -> Option<Span> {
+        let memory = self.memory(piece.lkey.0)?;
+        if memory.pd() != pd || !memory.rights().contains(Rights::LOCAL_WRITE) {
+            return None;
+        }
+        memory.span(piece.address, piece.length)
+    }
+
     /// The memory behind a scatter/gather element of our own. `write` where the device would write to it.
     pub(crate) fn local(
         &self,
@@ -427,6 +451,7 @@ impl<'a> Keys<'a> {
         self.region(asker, key, piece.address, piece.length, right)
     }
 
+    #[inline]
     fn memory(&self, key: u32) -> Option<&Memory> {
         let index = (key >> 8).checked_sub(MEMORY_INDEX)?;
         let memory = self.memories.get(index as usize)?.as_ref()?;

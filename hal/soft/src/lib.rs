@@ -215,6 +215,8 @@ pub struct Soft<'a, W> {
     /// Queue pair whose timers are looked at next.
     hand: u32,
     faults: Faults,
+    /// Faults may have been ordered.
+    faulty: bool,
     counts: Counts,
 }
 
@@ -261,6 +263,7 @@ impl<'a, W: Wire> Soft<'a, W> {
             port: 0,
             hand: 0,
             faults: Faults::default(),
+            faulty: false,
             counts: Counts::default(),
         })
     }
@@ -301,6 +304,7 @@ impl<'a, W: Wire> Soft<'a, W> {
 
     /// What goes wrong from now on.
     pub const fn faults(&mut self) -> &mut Faults {
+        self.faulty = true;
         &mut self.faults
     }
 
@@ -385,6 +389,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
         self.keys.retire(region)
     }
 
+    #[inline]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
         self.append(qp.0, id, signalled, wr);
     }
@@ -395,7 +400,9 @@ impl<W: Wire> Nic for Soft<'_, W> {
 
     fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
         let none = Rejected { accepted: 0 };
-        if let Some(left) = self.faults.refuse_receives.checked_sub(1) {
+        if self.faulty
+            && let Some(left) = self.faults.refuse_receives.checked_sub(1)
+        {
             self.faults.refuse_receives = left;
             return Err(none);
         }

@@ -171,6 +171,7 @@ impl Packet {
         self.remaining
     }
 
+    #[inline]
     pub(crate) fn to_words(self) -> Message {
         [
             u64::from(self.opcode as u8)
@@ -186,6 +187,15 @@ impl Packet {
         ]
     }
 
+    /// The first span of a packet in words.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "as in `from_words`")]
+    pub(crate) const fn first_span(words: Message) -> Span {
+        let [_, _, _, _, first, _, lengths] = words;
+        Span::of_packet(first, lengths as u32)
+    }
+
+    #[inline]
     #[expect(
         clippy::cast_possible_truncation,
         reason = "fields are cut out of words"

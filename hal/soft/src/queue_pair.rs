@@ -11,7 +11,7 @@
 //! receive queue   freed <= head <= tail
 //! ```
 
-use o2poll_dataplane::nic::{RKey, Region, Remote, Sge, Status, WrId};
+use o2poll_dataplane::nic::{LKey, Sge, Status, WrId};
 
 use crate::keys::Asker;
 use crate::packet::{NUMBER, Opcode};
@@ -92,68 +92,102 @@ pub(crate) enum State {
     Error,
 }
 
-/// What a send work request asks, reduced to what is needed to run it (again).
+/// What a send work request asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub(crate) enum Work {
     Send,
     Write,
     Read,
-    Register(Region, RKey),
-    Invalidate(RKey),
+    Register,
+    Invalidate,
 }
 
-/// Room for one send work request.
+bitflags::bitflags! {
+    /// What is special about a send work request.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) struct Marks: u8 {
+        const SIGNALLED = 1;
+        /// Run (or sent in full) at least once.
+        const RAN = 2;
+        /// A registration whose list waits in the region.
+        const STAGED = 4;
+        /// `extra` is immediate data.
+        const IMMEDIATE = 8;
+        /// `extra` is a key for the peer to invalidate.
+        const INVALIDATE = 16;
+        /// A registration that a fault has made wait.
+        const DELAYED = 32;
+    }
+}
+
+/// Room for one send work request, reduced to what is needed to run it (again): a cache line.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub struct SendEntry {
     pub(crate) id: WrId,
+    /// The first scatter/gather element.
+    pub(crate) first: Sge,
+    /// Remote address.
+    pub(crate) address: u64,
+    /// Remote key, or the key that is registered or invalidated.
+    pub(crate) rkey: u32,
+    /// As the marks say, or the region that is registered.
+    pub(crate) extra: u32,
+    /// Bytes in all.
+    pub(crate) length: u32,
+    /// Scatter/gather elements.
+    pub(crate) pieces: u32,
+    /// The sequence number after its last packet, once it ran.
+    pub(crate) end: u32,
     pub(crate) work: Work,
-    pub(crate) signalled: bool,
-    /// Run (or sent in full) at least once.
-    pub(crate) ran: bool,
-    /// A registration whose list waits in the region.
-    pub(crate) staged: bool,
-    /// A registration that has been told to wait.
-    pub(crate) delayed: bool,
+    pub(crate) marks: Marks,
     /// It fails so when its turn comes.
     pub(crate) failure: Option<Status>,
-    /// The sequence number after its last packet, once `ran`.
-    pub(crate) end: u32,
-    pub(crate) length: u32,
-    pub(crate) remote: Remote,
-    pub(crate) immediate: Option<u32>,
-    pub(crate) invalidate: Option<RKey>,
-    pub(crate) pieces: u32,
-    pub(crate) first: Sge,
+}
+
+static_assertions::const_assert_eq!(size_of::<SendEntry>(), 64);
+
+impl SendEntry {
+    /// A request without data.
+    pub(crate) const fn bare(id: WrId, work: Work, marks: Marks) -> Self {
+        Self {
+            id,
+            first: Sge {
+                address: 0,
+                length: 0,
+                lkey: LKey(0),
+            },
+            address: 0,
+            rkey: 0,
+            extra: 0,
+            length: 0,
+            pieces: 0,
+            end: 0,
+            work,
+            marks,
+            failure: None,
+        }
+    }
+
+    pub(crate) const fn is(&self, mark: Marks) -> bool {
+        self.marks.contains(mark)
+    }
+
+    /// Whether it runs on this device alone.
+    pub(crate) const fn is_local(&self) -> bool {
+        matches!(self.work, Work::Register | Work::Invalidate)
+    }
+
+    /// Whether it goes out as one packet, if its memory is a base region's.
+    pub(crate) const fn is_plain(&self) -> bool {
+        matches!(self.work, Work::Send | Work::Write) && self.pieces <= 1 && self.failure.is_none()
+    }
 }
 
 impl Default for SendEntry {
     fn default() -> Self {
-        Self {
-            id: WrId(0),
-            work: Work::Send,
-            signalled: false,
-            ran: false,
-            staged: false,
-            delayed: false,
-            failure: None,
-            end: 0,
-            length: 0,
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            immediate: None,
-            invalidate: None,
-            pieces: 0,
-            first: Sge::default(),
-        }
-    }
-}
-
-impl SendEntry {
-    /// Whether it runs on this device alone.
-    pub(crate) const fn is_local(&self) -> bool {
-        matches!(self.work, Work::Register(..) | Work::Invalidate(_))
+        Self::bare(WrId(0), Work::Send, Marks::empty())
     }
 }
 
@@ -332,6 +366,7 @@ pub(crate) struct SendRing<'s> {
 }
 
 impl SendRing<'_> {
+    #[inline]
     pub(crate) fn at(&mut self, position: u32) -> Option<&mut SendEntry> {
         let place = self.place(position);
         self.all.get_mut(place)
@@ -389,6 +424,7 @@ pub(crate) struct ReceiveRing<'s> {
 }
 
 impl ReceiveRing<'_> {
+    #[inline]
     pub(crate) fn at(&mut self, position: u32) -> Option<&mut ReceiveEntry> {
         self.all
             .get_mut(self.base.wrapping_add(position as usize & self.mask))
@@ -452,6 +488,7 @@ impl Table<'_> {
     }
 
     /// The index of a number.
+    #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<u32> {
         let mask = self.numbers.len().wrapping_sub(1);
         let mut at = number as usize & mask;
@@ -511,6 +548,7 @@ impl Table<'_> {
     }
 
     /// Asks for a turn.
+    #[inline]
     pub(crate) fn list(&mut self, index: u32) {
         let Some(slot) = self.slots.get_mut(index as usize) else {
             return;

@@ -3,7 +3,7 @@
 use o2poll_dataplane::nic::{Completion, RKey, Rights, Status, WrId};
 
 use crate::Soft;
-use crate::bytes::{self, Pair, Pieces};
+use crate::bytes::{self, Pair, Pieces, Span};
 use crate::completion::{CompletionEntry, Side};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::queue_pair::{Incoming, State};
@@ -40,25 +40,18 @@ impl<W: Wire> Soft<'_, W> {
             if port >= ports {
                 port = 0;
             }
-            let mut next = self.wire.peek(port);
             while packets != 0
                 && bytes != 0
-                && let Some(packet) = next
+                && let Some(packet) = self.wire.peek(port)
             {
-                // Its bytes are in another core's cache, or in memory: they come while this one is served.
-                let second = self.wire.peek_second(port);
-                if let Some(second) = &second {
-                    second.spans.0.prefetch();
-                }
+                // The bytes of the next are in another core's cache, or in memory: they come while this one is
+                // served.
+                self.wire.prefetch(port);
                 if self.take(port, &packet, &mut bytes) == Outcome::Again {
                     break;
                 }
                 self.wire.pop(port);
                 packets = packets.wrapping_sub(1);
-                next = match second {
-                    Some(_) => second,
-                    None => self.wire.peek(port),
-                };
             }
             port = port.wrapping_add(1);
         }
@@ -83,6 +76,9 @@ impl<W: Wire> Soft<'_, W> {
         let psn = packet.psn;
         match packet.opcode {
             Opcode::Send | Opcode::Write | Opcode::Read => {
+                if self.take_whole(index, packet, bytes) {
+                    return Outcome::Done;
+                }
                 return self.request(index, packet, bytes);
             }
             Opcode::Ack => self.on_ack(index, psn),
@@ -120,6 +116,89 @@ impl<W: Wire> Soft<'_, W> {
             // Without room it is lost like any packet, and the stranger asks again.
             let _full = self.strangers.push_back(answer);
         }
+    }
+
+    /// The common case, in one go: the next packet is a whole SEND or WRITE of one span, it fits into what this
+    /// poll may move, and nothing is wrong with it. Else false, and nothing was done.
+    #[inline]
+    fn take_whole(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> bool {
+        let Some(mut held) = self.table.held(index) else {
+            return false;
+        };
+        let slot = held.slot;
+        let Some(pair) = &slot.pair else {
+            return false;
+        };
+        let (from, length) = (packet.spans.0, packet.remaining);
+        let plain = packet.flags == Flags::FIRST.union(Flags::LAST)
+            && packet.psn == slot.expected
+            && slot.state == State::Ready
+            && !slot.deaf
+            && slot.incoming.is_none()
+            && slot.done == 0
+            && from.length() == length
+            && packet.spans.1.length() == 0
+            && length <= *bytes;
+        if !plain {
+            return false;
+        }
+        match packet.opcode {
+            Opcode::Send => {
+                let position = slot.recv_head;
+                if position == slot.recv_tail {
+                    return false;
+                }
+                let Some(receive) = held.receives.at(position) else {
+                    return false;
+                };
+                if length > receive.buffer.length {
+                    return false;
+                }
+                if length != 0 {
+                    let Some(sink) = self.keys.base_sink(pair.pd, receive.buffer) else {
+                        return false;
+                    };
+                    bytes::move_whole(self.copier, sink, from);
+                }
+                slot.recv_head = position.wrapping_add(1);
+                self.completions.push(CompletionEntry {
+                    completion: Completion::Received {
+                        id: receive.id,
+                        length,
+                        imm: None,
+                        invalidated: None,
+                    },
+                    queue_pair: index,
+                    generation: slot.generation,
+                    side: Side::Receive,
+                    frees: slot.recv_head,
+                });
+            }
+            Opcode::Write if length != 0 => {
+                let (asker, key) = (pair.asker(), RKey(packet.rkey));
+                let right = Rights::REMOTE_WRITE;
+                let Some(mut sink) = self.keys.remote(asker, key, packet.address, length, right)
+                else {
+                    return false;
+                };
+                let mut from = Pair(from, Span::EMPTY);
+                if bytes::run(self.copier, &mut sink, &mut from, length) != length {
+                    return false;
+                }
+            }
+            _ => return false,
+        }
+        *bytes = bytes.wrapping_sub(length);
+        self.counts.bytes = self.counts.bytes.wrapping_add(u64::from(length));
+        slot.gap = false;
+        slot.expected = slot.expected.wrapping_add(1);
+        if slot.answer.and_then(Opcode::verdict).is_none() {
+            slot.answer = Some(Opcode::Ack);
+        }
+        if !slot.listed {
+            self.table.list(index);
+        }
+        true
     }
 
     /// A packet with data, or for data.

@@ -1,13 +1,13 @@
 //! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{RKey, Rejected, Remote, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{RKey, Region, Rejected, SendWr, Sge, Status, WrId};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
 use crate::keys::{Asker, Keys, NotStaged, Order};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::profile::Profile;
-use crate::queue_pair::{Cursor, Held, NEVER, SendEntry, SendRing, State, Work};
+use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
 use crate::settle::{complete, drop_staged};
 use crate::wire::Wire;
 use crate::{Counts, Faults};
@@ -25,15 +25,85 @@ enum Pause {
 
 impl<W: Wire> Soft<'_, W> {
     /// Adds a request to the open chain, or latches that it cannot be.
+    ///
+    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line.
+    #[inline]
     pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
+        let mut marks = Marks::empty();
+        marks.set(Marks::SIGNALLED, signalled);
+        let plain = SendEntry::bare(id, Work::Send, marks);
+        match wr {
+            SendWr::Send {
+                message,
+                invalidate: None,
+            } => self.enter(
+                index,
+                SendEntry {
+                    length: message.length,
+                    pieces: 1,
+                    first: message,
+                    ..plain
+                },
+            ),
+            SendWr::Write {
+                local: [only],
+                remote,
+                imm: None,
+            } => self.enter(
+                index,
+                SendEntry {
+                    work: Work::Write,
+                    address: remote.address,
+                    rkey: remote.rkey.0,
+                    length: only.length,
+                    pieces: 1,
+                    first: *only,
+                    ..plain
+                },
+            ),
+            SendWr::Invalidate { key } => self.enter(
+                index,
+                SendEntry {
+                    work: Work::Invalidate,
+                    rkey: key.0,
+                    ..plain
+                },
+            ),
+            _ => self.append_any(index, plain, &wr),
+        }
+    }
+
+    /// A request of one piece at most, where nothing but its length can be wrong.
+    #[inline]
+    fn enter(&mut self, index: u32, mut entry: SendEntry) {
+        let Some(Held {
+            slot, mut sends, ..
+        }) = self.table.held(index)
+        else {
+            return;
+        };
+        if entry.length > MOST_BYTES {
+            entry.failure = Some(Status::LocalLength);
+            entry.length = 0;
+        }
+        let depth = slot.pair.as_ref().map_or(0, |pair| pair.send_depth);
+        if slot.latched || slot.open.wrapping_sub(slot.freed) >= depth {
+            slot.latched = true;
+        } else if let Some(place) = sends.at(slot.open) {
+            *place = entry;
+            slot.open = slot.open.wrapping_add(1);
+        }
+    }
+
+    #[inline(never)]
+    fn append_any(&mut self, index: u32, plain: SendEntry, wr: &SendWr<'_>) {
         let Some(mut held) = self.table.held(index) else {
             return;
         };
         if held.slot.latched {
             return;
         }
-        let written = write_entry(&mut held, &mut self.keys, &self.profile, id, signalled, wr);
-        match written {
+        match write_entry(&mut held, &mut self.keys, &self.profile, plain, wr) {
             Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
             None => held.slot.latched = true,
         }
@@ -181,7 +251,31 @@ impl<W: Wire> Soft<'_, W> {
             let Some(entry) = sends.at(position) else {
                 return Pause::Idle;
             };
-            if !entry.ran && !slot.cursor.begun && entry.failure.is_none() {
+            if entry.is_plain()
+                && !self.faulty
+                && !slot.cursor.begun
+                && !before(slot.psn, slot.acked)
+                && let Some(span) = self.keys.base(asker.pd, entry.first)
+            {
+                let packet = whole_packet(entry, path.number, asker.number, slot.psn, span);
+                if !self.wire.send(path.port, &packet) {
+                    return Pause::Full;
+                }
+                self.counts.packets = self.counts.packets.wrapping_add(1);
+                if slot.deadline == NEVER {
+                    slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+                }
+                slot.psn = slot.psn.wrapping_add(1);
+                if before(slot.top, slot.psn) {
+                    slot.top = slot.psn;
+                }
+                entry.marks.insert(Marks::RAN);
+                entry.end = slot.psn;
+                slot.sent = position.wrapping_add(1);
+                continue;
+            }
+            if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none()
+            {
                 entry.failure = self.faults.next_failure();
             }
             if let Some(status) = entry.failure {
@@ -193,20 +287,21 @@ impl<W: Wire> Soft<'_, W> {
                 };
             }
             if entry.is_local() {
-                if !entry.ran {
-                    if let Some(polls) = self.faults.late_registrations
-                        && entry.staged
-                        && !core::mem::replace(&mut entry.delayed, true)
+                if !entry.is(Marks::RAN) {
+                    if self.faulty
+                        && let Some(polls) = self.faults.late_registrations
+                        && entry.is(Marks::STAGED)
+                        && !entry.is(Marks::DELAYED)
                     {
+                        entry.marks |= Marks::DELAYED;
                         slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
                         return Pause::Idle;
                     }
-                    let invalidate = matches!(entry.work, Work::Invalidate(_));
-                    if invalidate && slot.completed != position {
+                    if entry.work == Work::Invalidate && slot.completed != position {
                         return Pause::Idle;
                     }
                     match run_local(entry, &mut self.keys, asker, &self.profile) {
-                        Ok(()) => entry.ran = true,
+                        Ok(()) => entry.marks.insert(Marks::RAN),
                         Err(status) => {
                             entry.failure = Some(status);
                             continue;
@@ -260,7 +355,7 @@ impl<W: Wire> Soft<'_, W> {
             slot.cursor = cursor;
             if last {
                 if let Some(entry) = sends.at(position) {
-                    entry.ran = true;
+                    entry.marks.insert(Marks::RAN);
                     entry.end = slot.psn;
                 }
                 slot.sent = position.wrapping_add(1);
@@ -311,9 +406,8 @@ fn write_entry(
     held: &mut Held<'_>,
     keys: &mut Keys<'_>,
     profile: &Profile,
-    id: WrId,
-    signalled: bool,
-    wr: SendWr<'_>,
+    plain: SendEntry,
+    wr: &SendWr<'_>,
 ) -> Option<()> {
     let Held { slot, sends, .. } = held;
     let capabilities = &profile.capabilities;
@@ -322,24 +416,35 @@ fn write_entry(
     if position.wrapping_sub(slot.freed) >= pair.send_depth {
         return None;
     }
-    let nowhere = Remote {
-        address: 0,
-        rkey: RKey(0),
-    };
-    let mut failure = None;
-    let (work, list, remote, immediate, invalidate): (_, &[Sge], _, _, _) = match &wr {
+    let mut entry = plain;
+    let list: &[Sge] = match wr {
         SendWr::Send {
             message,
             invalidate,
         } => {
-            if invalidate.is_some() && !capabilities.remote_invalidate {
-                return None;
+            if let Some(key) = invalidate {
+                if !capabilities.remote_invalidate {
+                    return None;
+                }
+                entry.marks.insert(Marks::INVALIDATE);
+                entry.extra = key.0;
             }
-            let list = core::slice::from_ref(message);
-            (Work::Send, list, nowhere, None, *invalidate)
+            core::slice::from_ref(message)
         }
-        SendWr::Write { local, remote, imm } => (Work::Write, local, *remote, *imm, None),
-        SendWr::Read { local, remote } => (Work::Read, local, *remote, None, None),
+        SendWr::Write { local, remote, imm } => {
+            entry.work = Work::Write;
+            (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
+            if let Some(data) = imm {
+                entry.marks.insert(Marks::IMMEDIATE);
+                entry.extra = *data;
+            }
+            local
+        }
+        SendWr::Read { local, remote } => {
+            entry.work = Work::Read;
+            (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
+            local
+        }
         SendWr::Register {
             region,
             key,
@@ -356,56 +461,40 @@ fn write_entry(
                 length: *length,
                 layout: *layout,
             };
-            failure = match keys.stage(pair.asker(), &order, capabilities) {
-                Ok(()) => None,
-                Err(NotStaged::Fail(status)) => Some(status),
+            entry.work = Work::Register;
+            (entry.extra, entry.rkey) = (region.0, key.0);
+            match keys.stage(pair.asker(), &order, capabilities) {
+                Ok(()) => entry.marks.insert(Marks::STAGED),
+                Err(NotStaged::Fail(status)) => entry.failure = Some(status),
                 Err(NotStaged::Reject) => return None,
-            };
-            (Work::Register(*region, *key), &[], nowhere, None, None)
+            }
+            &[]
         }
-        SendWr::Invalidate { key } => (Work::Invalidate(*key), &[], nowhere, None, None),
+        SendWr::Invalidate { key } => {
+            entry.work = Work::Invalidate;
+            entry.rkey = key.0;
+            &[]
+        }
     };
     if list.len() > capabilities.max_sge as usize {
         return None;
     }
-    let staged = matches!(work, Work::Register(..)) && failure.is_none();
-    let (first, length) = match list {
-        [] => (Sge::default(), 0),
-        [only] => (*only, u64::from(only.length)),
-        [first, rest @ ..] => {
-            if !sends.store(position, rest) {
-                return None;
-            }
-            let length = list.iter().fold(0_u64, |sum, piece| {
-                sum.wrapping_add(u64::from(piece.length))
-            });
-            (*first, length)
+    if let Some((first, rest)) = list.split_first() {
+        if !sends.store(position, rest) {
+            return None;
         }
-    };
-    let length = match u32::try_from(length) {
-        Ok(length) if length <= MOST_BYTES => length,
-        _ => {
-            failure = Some(Status::LocalLength);
-            0
-        }
-    };
-    *sends.at(position)? = SendEntry {
-        id,
-        work,
-        signalled,
-        ran: false,
-        staged,
-        delayed: false,
-        failure,
-        end: 0,
-        length,
-        remote,
-        immediate,
-        invalidate,
+        let length = list.iter().fold(0_u64, |sum, piece| {
+            sum.wrapping_add(u64::from(piece.length))
+        });
+        entry.first = *first;
         // Bounded by `max_sge`.
-        pieces: u32::try_from(list.len()).unwrap_or(u32::MAX),
-        first,
-    };
+        entry.pieces = u32::try_from(list.len()).unwrap_or(u32::MAX);
+        match u32::try_from(length) {
+            Ok(length) if length <= MOST_BYTES => entry.length = length,
+            _ => entry.failure = Some(Status::LocalLength),
+        }
+    }
+    *sends.at(position)? = entry;
     Some(())
 }
 
@@ -416,14 +505,50 @@ fn run_local(
     asker: Asker,
     profile: &Profile,
 ) -> Result<(), Status> {
-    match entry.work {
-        Work::Register(region, key) => {
-            entry.staged = false;
-            keys.activate(region, key, profile.capabilities.checks_reuse)
-        }
-        Work::Invalidate(key) if keys.kill(asker, key, profile.foreign_invalidate) => Ok(()),
-        _ => Err(Status::LocalOperation),
+    let key = RKey(entry.rkey);
+    if entry.work == Work::Register {
+        entry.marks.remove(Marks::STAGED);
+        let checks_reuse = profile.capabilities.checks_reuse;
+        return keys.activate(Region(entry.extra), key, checks_reuse);
     }
+    if keys.kill(asker, key, profile.foreign_invalidate) {
+        Ok(())
+    } else {
+        Err(Status::LocalOperation)
+    }
+}
+
+/// All of a plain request in one packet.
+#[inline]
+fn whole_packet(entry: &SendEntry, to: u32, from: u32, psn: u32, span: Span) -> Packet {
+    let opcode = match entry.work {
+        Work::Write => Opcode::Write,
+        _ => Opcode::Send,
+    };
+    Packet {
+        flags: Flags::FIRST.union(Flags::LAST).union(flags_of(entry)),
+        remaining: entry.length,
+        address: entry.address,
+        rkey: entry.rkey,
+        extra: entry.extra,
+        spans: (span, Span::EMPTY),
+        ..Packet::bare(opcode, to, from, psn)
+    }
+}
+
+/// What the last packet of a request says of `extra`.
+const fn flags_of(entry: &SendEntry) -> Flags {
+    let immediate = if entry.is(Marks::IMMEDIATE) {
+        Flags::IMMEDIATE
+    } else {
+        Flags::empty()
+    };
+    let invalidate = if entry.is(Marks::INVALIDATE) {
+        Flags::INVALIDATE
+    } else {
+        Flags::empty()
+    };
+    immediate.union(invalidate)
 }
 
 /// The next packet of a request, where the cursor stands after it, and whether it is the last.
@@ -485,14 +610,8 @@ fn make_packet(
     let mut flags = Flags::empty();
     flags.set(Flags::FIRST, !cursor.begun);
     flags.set(Flags::LAST, last);
-    let mut extra = 0;
-    if let Some(immediate) = entry.immediate {
-        flags.set(Flags::IMMEDIATE, last);
-        extra = immediate;
-    }
-    if let Some(key) = entry.invalidate {
-        flags.set(Flags::INVALIDATE, last);
-        extra = key.0;
+    if last {
+        flags.insert(flags_of(entry));
     }
     let opcode = match entry.work {
         Work::Write => Opcode::Write,
@@ -502,9 +621,9 @@ fn make_packet(
     let packet = Packet {
         flags,
         remaining: entry.length.wrapping_sub(cursor.bytes),
-        address: entry.remote.address.wrapping_add(u64::from(cursor.bytes)),
-        rkey: entry.remote.rkey.0,
-        extra,
+        address: entry.address.wrapping_add(u64::from(cursor.bytes)),
+        rkey: entry.rkey,
+        extra: entry.extra,
         spans: (first, second),
         ..Packet::bare(opcode, 0, 0, 0)
     };

@@ -1,12 +1,13 @@
 //! What becomes of work requests: acknowledgements, retries, errors, flushes.
 
-use o2poll_dataplane::nic::{Completion, Status};
+use o2poll_dataplane::nic::{Completion, RKey, Region, Status};
 
 use crate::Soft;
+use crate::bytes::prefetch_to_write;
 use crate::completion::{CompletionEntry, CompletionQueue, Side};
 use crate::keys::Keys;
 use crate::packet::before;
-use crate::queue_pair::{Held, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work};
+use crate::queue_pair::{Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work};
 use crate::wire::Wire;
 
 impl<W: Wire> Soft<'_, W> {
@@ -39,7 +40,7 @@ impl<W: Wire> Soft<'_, W> {
         complete(index, slot, &mut sends, &mut self.completions);
         if slot.state == State::Closing && !slot.in_flight() {
             self.flush_sends(index);
-        } else {
+        } else if slot.sent != slot.tail {
             // An INVALIDATE may have waited for this.
             self.table.list(index);
         }
@@ -231,7 +232,7 @@ pub(crate) fn complete(
         let Some(entry) = sends.at(slot.completed) else {
             return;
         };
-        if !entry.ran {
+        if !entry.is(Marks::RAN) {
             return;
         }
         if !entry.is_local() {
@@ -239,6 +240,9 @@ pub(crate) fn complete(
                 return;
             }
             slot.base = entry.end;
+            if entry.work == Work::Send {
+                prefetch_to_write(entry.first.address, entry.length);
+            }
         }
         let behind = slot.sent == slot.completed;
         slot.completed = slot.completed.wrapping_add(1);
@@ -246,7 +250,7 @@ pub(crate) fn complete(
             // It was acknowledged after all, while it was being sent again.
             slot.rewind();
         }
-        if entry.signalled {
+        if entry.is(Marks::SIGNALLED) {
             completions.push(CompletionEntry {
                 completion: Completion::Done { id: entry.id },
                 queue_pair: index,
@@ -260,9 +264,8 @@ pub(crate) fn complete(
 
 /// A registration that will not run gives its staged list back.
 pub(crate) fn drop_staged(entry: &mut SendEntry, keys: &mut Keys<'_>) {
-    if let Work::Register(region, key) = entry.work
-        && core::mem::replace(&mut entry.staged, false)
-    {
-        keys.unstage(region, key);
+    if entry.is(Marks::STAGED) {
+        entry.marks.remove(Marks::STAGED);
+        keys.unstage(Region(entry.extra), RKey(entry.rkey));
     }
 }

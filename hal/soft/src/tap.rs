@@ -75,6 +75,11 @@ impl<W: Wire, T: Timer> Wire for Tap<'_, W, T> {
     }
 
     #[inline]
+    fn prefetch(&mut self, port: u16) {
+        self.wire.prefetch(port);
+    }
+
+    #[inline]
     fn pop(&mut self, port: u16) {
         self.wire.pop(port);
     }

@@ -18,11 +18,9 @@ pub trait Wire {
     /// The oldest packet that has arrived on a port; the same again until [`pop`](Self::pop).
     fn peek(&mut self, port: u16) -> Option<Packet>;
 
-    /// The packet that `peek` will show after the next `pop`, where that can be told already; asked for only
-    /// while `peek` shows one.
-    fn peek_second(&mut self, _port: u16) -> Option<Packet> {
-        None
-    }
+    /// Asks for the bytes of the packets that `peek` will show after the next calls of `pop`, where there are some
+    /// already. Called only while `peek` shows one.
+    fn prefetch(&mut self, _port: u16) {}
 
     /// Forgets the packet that `peek` shows.
     fn pop(&mut self, port: u16);
@@ -35,10 +33,13 @@ pub trait Wire {
 pub struct Port<'r> {
     outbound: LapProducer<'r>,
     inbound: LapConsumer<'r>,
+    /// The bytes of so many packets behind the oldest have been asked for.
+    fetched: u32,
 }
 
 impl Port<'_> {
     /// Sends; false when the ring is full.
+    #[inline]
     fn send(&mut self, packet: &Packet) -> bool {
         self.outbound.push(&packet.to_words())
     }
@@ -61,10 +62,12 @@ pub fn link<'r>(there: Lane<'r>, back: Lane<'r>) -> Option<(Port<'r>, Port<'r>)>
         Port {
             outbound: near_out,
             inbound: near_in,
+            fetched: 0,
         },
         Port {
             outbound: far_out,
             inbound: far_in,
+            fetched: 0,
         },
     ))
 }
@@ -73,7 +76,11 @@ pub fn link<'r>(there: Lane<'r>, back: Lane<'r>) -> Option<(Port<'r>, Port<'r>)>
 #[must_use]
 pub fn loopback(lane: Lane<'_>) -> Option<Port<'_>> {
     let (outbound, inbound) = lap_ring(lane.returned, lane.slots)?;
-    Some(Port { outbound, inbound })
+    Some(Port {
+        outbound,
+        inbound,
+        fetched: 0,
+    })
 }
 
 /// The wire of production: one [`Port`] to every other core.
@@ -94,12 +101,14 @@ impl Wire for Ports<'_, '_> {
         u16::try_from(self.ports.len()).unwrap_or(u16::MAX)
     }
 
+    #[inline]
     fn send(&mut self, port: u16, packet: &Packet) -> bool {
         self.ports
             .get_mut(usize::from(port))
             .is_some_and(|port| port.send(packet))
     }
 
+    #[inline]
     fn peek(&mut self, port: u16) -> Option<Packet> {
         let port = self.ports.get_mut(usize::from(port))?;
         let words = port.inbound.peek()?;
@@ -111,17 +120,29 @@ impl Wire for Ports<'_, '_> {
         packet
     }
 
-    fn peek_second(&mut self, port: u16) -> Option<Packet> {
-        let port = self.ports.get_mut(usize::from(port))?;
-        Packet::from_words(port.inbound.peek_second()?)
+    #[inline]
+    fn prefetch(&mut self, port: u16) {
+        let Some(port) = self.ports.get_mut(usize::from(port)) else {
+            return;
+        };
+        while port.fetched < FETCHED
+            && let Some(words) = port.inbound.peek_at(port.fetched.wrapping_add(1))
+        {
+            Packet::first_span(words).prefetch();
+            port.fetched = port.fetched.wrapping_add(1);
+        }
     }
 
     fn pop(&mut self, port: u16) {
         if let Some(port) = self.ports.get_mut(usize::from(port)) {
             port.inbound.pop();
+            port.fetched = port.fetched.saturating_sub(1);
         }
     }
 }
+
+/// Packets behind the oldest whose bytes are asked for: it takes longer until they come than one packet is served.
+const FETCHED: u32 = 3;
 
 /// How bad a [`Lossy`] wire is. Chances are out of 256.
 #[derive(Clone, Copy, Debug, Default)]

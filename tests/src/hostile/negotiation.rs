@@ -39,6 +39,9 @@ enum Data {
         frags: u16,
         small: bool,
         patch: Option<(u8, u8)>,
+        /// The `credits` byte: what is offered.
+        offer: u8,
+        tail: Tail,
     },
     Record {
         old: bool,
@@ -48,6 +51,37 @@ enum Data {
         patch: Option<(u8, u8)>,
         swapped: bool,
     },
+}
+
+/// What stands behind byte 56.
+#[derive(Arbitrary, Debug)]
+enum Tail {
+    /// Nothing: the private data end there.
+    Cut,
+    /// What a kernel leaves there.
+    Zero,
+    /// A record, perhaps with one byte changed.
+    Record { bits: u8, patch: Option<(u8, u8)> },
+    /// Anything.
+    Bytes(Vec<u8>),
+}
+
+impl Tail {
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Self::Cut => Vec::new(),
+            Self::Zero => vec![0; 140],
+            Self::Record { bits, patch } => {
+                let mut bytes = Extensions::of_request(*bits).record().to_vec();
+                bytes.resize(140, 0);
+                if let Some((at, value)) = patch {
+                    bytes[usize::from(*at) % 140] = *value;
+                }
+                bytes
+            }
+            Self::Bytes(bytes) => bytes.clone(),
+        }
+    }
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -85,10 +119,12 @@ impl Data {
                 frags,
                 small,
                 patch,
+                offer,
+                ref tail,
             } => {
                 let envelope = Envelope {
                     version: version(old),
-                    credits: 0,
+                    credits: offer,
                     source: THEM,
                     source_stamp: stamps.0.value(local),
                     destination: US,
@@ -100,7 +136,9 @@ impl Data {
                 } else {
                     params.acknowledge(&envelope)
                 };
-                (bytes.to_vec(), patch)
+                let mut bytes = bytes.to_vec();
+                bytes.extend(tail.bytes());
+                (bytes, patch)
             }
             Self::Record {
                 old,
@@ -149,6 +187,7 @@ struct Case {
     high_water: u16,
     privileged: bool,
     ready: bool,
+    offer: u8,
     acts: Vec<Act>,
 }
 
@@ -165,7 +204,7 @@ pub fn conn(bytes: &[u8]) {
         max_frags: case.max_frags % 257 + 1,
         high_water: case.high_water,
         require_privileged_port: case.privileged,
-        extensions: Extensions::all(),
+        extensions: Extensions::of_request(case.offer),
         ready: case.ready,
     };
     let mut remembered = Remembered::new();
@@ -192,6 +231,9 @@ pub fn conn(bytes: &[u8]) {
                         let (message, _) = Message::decode(&reply).expect("ours");
                         assert_eq!(message.envelope, terms.envelope(0));
                         assert_eq!(remembered.stamp, Some(terms.peer_stamp));
+                        agreed(&terms, Extensions::of_request(bytes[7]), &local);
+                        let silent = reply[56..].iter().all(|byte| *byte == 0);
+                        assert_eq!(silent, Extensions::of_request(bytes[7]).is_empty());
                         at_once = 0;
                     }
                     Answer::Reject {
@@ -211,9 +253,18 @@ pub fn conn(bytes: &[u8]) {
                 }
             }
             Act::Grant(data) => {
-                match accepted(&data.bytes(&local), &asked, &local, &mut remembered) {
+                let bytes = data.bytes(&local);
+                match accepted(&bytes, &asked, &local, &mut remembered) {
                     Ok(terms) => {
                         within(&terms, &local);
+                        // Only a record to the byte offers anything.
+                        let theirs = (0..4).map(Extensions::of_request).find(|offer| {
+                            let record = offer.record();
+                            bytes.get(56..62) == Some(&record[..6])
+                                && bytes.len() >= 64
+                                && Extensions::of_request(bytes[62]) == *offer
+                        });
+                        agreed(&terms, theirs.unwrap_or_default(), &local);
                         assert_eq!((terms.peer, terms.version), (THEM, asked.version));
                         assert!(terms.queue_depth <= params.queue_depth);
                         assert!(terms.max_frags <= params.max_frags);
@@ -250,6 +301,11 @@ fn within(terms: &Terms, local: &Local) {
     assert!(terms.high_water >= 1);
     // Version 1 has a mark of its own.
     assert!(terms.version == V1 || terms.high_water <= terms.queue_depth);
+}
+
+fn agreed(terms: &Terms, theirs: Extensions, local: &Local) {
+    assert_eq!(terms.kills_keys, local.extensions.kills_keys_of(theirs));
+    assert_eq!(terms.keys_killed, theirs.kills_keys_of(local.extensions));
 }
 
 fn deepest(local: &Local, version: u16) -> u16 {
