@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use o2poll::{Bars, NodeError, Options, Report, outline, run};
+use o2poll::{Asked, Bars, Budget, Devices, NodeError, Options, Report, outline, run};
 use o2poll_config::{Config, Machine, Overrides, SoftProfile, parse_duration};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -31,6 +31,19 @@ enum Command {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Tell what a node file takes per connection and per core, beside what ko2iblnd takes for the same.
+    Plan {
+        /// The node file.
+        file: PathBuf,
+        /// As if each node had so many peers.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
+        peers: Option<u32>,
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Tell what each device and profile can do, and what becomes of which buffer on it.
+    Devices(DevicesArgs),
     /// Print the documented node file that comes with the program.
     #[command(visible_alias = "print-default")]
     Config,
@@ -65,6 +78,25 @@ struct RunArgs {
     /// Say what happens: placement, connections.
     #[arg(short, long)]
     verbose: bool,
+}
+
+#[derive(Args)]
+struct DevicesArgs {
+    /// With exposure = "arena".
+    #[arg(long)]
+    exposed: bool,
+    /// With this map_on_demand.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(0..=256))]
+    map_on_demand: u16,
+    /// With this max_frags.
+    #[arg(long, value_name = "N", default_value_t = 257, value_parser = clap::value_parser!(u16).range(1..=257))]
+    max_frags: u16,
+    /// Without staging buffers.
+    #[arg(long)]
+    no_staging: bool,
+    /// As JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -104,6 +136,8 @@ pub(crate) fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Run(args) => run_file(&args),
         Command::Check { files } => check(&files),
+        Command::Plan { file, peers, json } => plan(&file, peers, json),
+        Command::Devices(args) => devices(&args),
         Command::Config => print(SHIPPED),
     }
 }
@@ -213,6 +247,48 @@ fn check(files: &[PathBuf]) -> ExitCode {
     }
 }
 
+fn plan(file: &Path, peers: Option<u32>, json: bool) -> ExitCode {
+    let machine = Machine::this();
+    let config = match Config::load_with(file, &Overrides::default(), &machine) {
+        Ok(config) => config,
+        Err(report) => {
+            eprint!("{}", report.render(io::stderr().is_terminal()));
+            return ExitCode::from(MISTAKES);
+        }
+    };
+    let peers = peers.and_then(|peers| usize::try_from(peers).ok());
+    match Budget::new(&config, &machine, peers) {
+        Ok(budget) => print_as(&budget, json),
+        Err(error) => {
+            eprintln!("o2poll: {}: {error}", file.display());
+            ExitCode::from(MISTAKES)
+        }
+    }
+}
+
+fn devices(args: &DevicesArgs) -> ExitCode {
+    let asked = Asked {
+        exposed: args.exposed,
+        map_on_demand: args.map_on_demand,
+        max_frags: args.max_frags,
+        staging: !args.no_staging,
+    };
+    print_as(&Devices::look(asked), args.json)
+}
+
+fn print_as(what: &(impl serde::Serialize + core::fmt::Display), json: bool) -> ExitCode {
+    if !json {
+        return print(&what.to_string());
+    }
+    match serde_json::to_string_pretty(what) {
+        Ok(text) => print(&format!("{text}\n")),
+        Err(error) => {
+            eprintln!("o2poll: {error}");
+            ExitCode::from(BROKEN)
+        }
+    }
+}
+
 fn print(text: &str) -> ExitCode {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -254,7 +330,9 @@ Examples:
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
   o2poll run config/loopback.toml --duration 1s --pcap run.pcap
-  o2poll check config/*.toml
+  o2poll check config/loopback.toml
+  o2poll plan config/loopback.toml --peers 500           what that takes, beside ko2iblnd
+  o2poll devices                                         what becomes of which buffer where
   o2poll config > my.toml";
 
 const STATUS: &str = "\
@@ -263,7 +341,9 @@ Examples:
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
-  o2poll check config/*.toml
+  o2poll check config/loopback.toml
+  o2poll plan config/loopback.toml --peers 500           what that takes, beside ko2iblnd
+  o2poll devices                                         what becomes of which buffer where
   o2poll config > my.toml
 
 Exit status:

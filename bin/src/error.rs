@@ -27,14 +27,18 @@ pub enum NodeError {
     Capture(io::Error),
     /// Not even a queue depth of 1 fits.
     #[error(
-        "the device cannot hold one transfer: {send_wr} send work requests and {cqe} completions; raise \
-         max_send_wr and max_cqe in [device]"
+        "the device cannot hold one transfer of each connection: max_send_wr = {send_wr}, max_recv_wr = {recv_wr}, max_cqe = {cqe}, max_qp = \
+         {qp}; raise them in [device]"
     )]
     SmallDevice {
         /// Most send work requests of a queue pair.
         send_wr: u32,
+        /// Most receives of a queue pair.
+        recv_wr: u32,
         /// Most completions.
         cqe: u32,
+        /// Most queue pairs.
+        qp: u32,
     },
     /// A node with more than one core.
     #[error(

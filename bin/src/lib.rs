@@ -78,6 +78,7 @@
 //! | `error` | what can go wrong outside of a transfer |
 //! | `application` | [`Application`], its [`Port`], what it is told |
 //! | `plan` | a node file in numbers: how many of everything, and what the device holds of it |
+//! | `budget`, `devices` | what that takes beside ko2iblnd; what becomes of a buffer on each device |
 //! | `node` | arena, lent storage, rings, exports of one node; [`Node`] |
 //! | `polling` | the loop of a polling thread |
 //! | `fabric` | wires between software devices, and the connection manager of one process |
@@ -95,9 +96,11 @@ pub use o2poll_config as config;
 pub use o2poll_dataplane as dataplane;
 
 mod application;
+mod budget;
 pub mod capture;
 mod control;
 mod copy;
+mod devices;
 mod error;
 mod fabric;
 mod job;
@@ -112,8 +115,10 @@ mod run;
 mod workload;
 
 pub use application::{Application, Nobody, Notice, Port, Turn};
+pub use budget::{Amounts, Budget, Pair};
 pub use control::{Control, Finished, FinishedNode, FinishedThread, Options};
 pub use copy::{Copy, Hash};
+pub use devices::{Asked, BufferLine, DeviceLine, Devices};
 pub use error::NodeError;
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
 pub use measure::{Cost, Histogram, Span};

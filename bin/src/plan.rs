@@ -33,13 +33,25 @@ impl Plan {
     /// # Errors
     /// What cannot be done on this device, or not by this program.
     pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, NodeError> {
+        Self::for_connections(config, machine, connections(config.nodes.len()))
+    }
+
+    /// Works it out as if each node had so many connections.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub(crate) fn for_connections(
+        config: &Config,
+        machine: &Machine<'_>,
+        connections: usize,
+    ) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
         one_core_each(config, &placement)?;
         one_writer_each(config)?;
         let profile = profile(config)?;
         let tunables = &config.tunables;
         let wanted = Shape {
-            connections: connections(config.nodes.len()),
+            connections,
             queue_depth: tunables.peer_credits.into(),
             writes_at_once: u16::from(tunables.concurrent_writes).min(MOST_WRITES),
             waiting: waiting(config),
@@ -53,29 +65,18 @@ impl Plan {
             entries: 0,
         };
         let mut notes = Vec::new();
-        let mut shape = fit(wanted, &profile).ok_or(NodeError::SmallDevice {
-            send_wr: profile.capabilities.max_send_wr,
-            cqe: profile.capabilities.max_cqe,
-        })?;
-        let smaller = (shape.queue_depth, shape.writes_at_once)
-            != (wanted.queue_depth, wanted.writes_at_once);
-        if smaller {
-            notes.push(format!(
-                "the device has room for {} send work requests and {} completions: peer_credits is {} instead of \
-                 {}, concurrent_writes {} instead of {}",
-                profile.capabilities.max_send_wr,
-                profile.capabilities.max_cqe,
-                shape.queue_depth,
-                wanted.queue_depth,
-                shape.writes_at_once,
-                wanted.writes_at_once,
-            ));
-        }
+        let mut shape = fit(wanted, &profile).ok_or_else(|| Self::small_device(&profile))?;
+        notes.extend(lowered(wanted, shape, &profile));
         let Device::Soft(device) = &config.device else {
             return Err(NodeError::UnknownDevice);
         };
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
-        let windows = 2 * shape.connections * usize::from(shape.queue_depth);
+        let on_queues = Mechanisms::FRAGMENTS | Mechanisms::PAGES | Mechanisms::WINDOW;
+        let windows = if profile.capabilities.mechanisms.intersects(on_queues) {
+            2 * shape.connections * usize::from(shape.queue_depth)
+        } else {
+            0
+        };
         let most = device.max_windows.unwrap_or(u32::MAX);
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
@@ -108,6 +109,16 @@ impl Plan {
         offer
     }
 
+    /// Not even one transfer fits.
+    pub(crate) const fn small_device(profile: &Profile) -> NodeError {
+        NodeError::SmallDevice {
+            send_wr: profile.capabilities.max_send_wr,
+            recv_wr: profile.capabilities.max_recv_wr,
+            cqe: profile.capabilities.max_cqe,
+            qp: profile.max_qp,
+        }
+    }
+
     /// What one node holds.
     pub(crate) fn of(
         &self,
@@ -134,10 +145,9 @@ impl Plan {
             memories: narrow(ranges),
             cqe: sizes.cqe,
         };
-        let device = limits.sizes(&self.profile).ok_or(NodeError::SmallDevice {
-            send_wr: self.profile.capabilities.max_send_wr,
-            cqe: self.profile.capabilities.max_cqe,
-        })?;
+        let device = limits
+            .sizes(&self.profile)
+            .ok_or_else(|| Self::small_device(&self.profile))?;
         let exported = node
             .exports
             .iter()
@@ -183,7 +193,6 @@ pub(crate) struct Needs {
 /// The largest shape of `wanted`'s kind whose queues the device can hold. Depth is worth more than
 /// WRITEs at a time, and those more than the registration of sources.
 fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
-    let capabilities = &profile.capabilities;
     (1..=wanted.queue_depth).rev().find_map(|queue_depth| {
         (1..=wanted.writes_at_once)
             .rev()
@@ -195,13 +204,56 @@ fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
                     ..wanted
                 })
             })
-            .find(|shape| {
-                let sizes = shape.sizes();
-                sizes.send_wr <= capabilities.max_send_wr
-                    && sizes.recv_wr <= capabilities.max_recv_wr
-                    && sizes.cqe <= capabilities.max_cqe
-            })
+            .find(|shape| exceeded(shape, profile).next().is_none())
     })
+}
+
+/// The limits of the device that a shape does not keep: name, value, and what it would need.
+fn exceeded(shape: &Shape, profile: &Profile) -> impl Iterator<Item = (&'static str, u32, u32)> {
+    let sizes = shape.sizes();
+    let capabilities = &profile.capabilities;
+    [
+        ("max_send_wr", capabilities.max_send_wr, sizes.send_wr),
+        ("max_recv_wr", capabilities.max_recv_wr, sizes.recv_wr),
+        ("max_cqe", capabilities.max_cqe, sizes.cqe),
+        (
+            "max_qp",
+            profile.max_qp,
+            u32::try_from(sizes.connections).unwrap_or(u32::MAX),
+        ),
+    ]
+    .into_iter()
+    .filter(|(_, limit, need)| need > limit)
+}
+
+/// What was lowered, and by which limit, in a line (LU-7124, LU-10213, LU-12901: ko2iblnd did it without a word).
+fn lowered(wanted: Shape, shape: Shape, profile: &Profile) -> Option<String> {
+    let (depth, writes) = (wanted.queue_depth, wanted.writes_at_once);
+    let mut changes = Vec::new();
+    if shape.queue_depth != depth {
+        changes.push(format!(
+            "peer_credits is {} instead of {depth}",
+            shape.queue_depth
+        ));
+    }
+    if shape.writes_at_once != writes {
+        changes.push(format!(
+            "concurrent_writes is {} instead of {writes}",
+            shape.writes_at_once
+        ));
+    }
+    if shape.register_source_from != wanted.register_source_from {
+        changes.push(String::from("sources are not registered"));
+    }
+    if changes.is_empty() {
+        return None;
+    }
+    let limits: Vec<String> = exceeded(&wanted, profile)
+        .map(|(name, limit, need)| {
+            format!("{name} of the device is {limit}, and {need} are needed")
+        })
+        .collect();
+    Some(format!("{}: {}", limits.join("; "), changes.join(", ")))
 }
 
 /// Whether a source can be registered for the device's own use.
@@ -250,7 +302,7 @@ pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
 }
 
 /// One connection in each direction with every other node.
-const fn connections(nodes: usize) -> usize {
+pub(crate) const fn connections(nodes: usize) -> usize {
     let others = nodes.saturating_sub(1);
     if others == 0 { 1 } else { 2 * others }
 }
@@ -359,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_device_lowers_the_depth_and_says_so() {
+    fn lu_7124_lu_10213_a_small_device_lowers_the_depth_and_says_so() {
         let plan = plan(&nodes("max_send_wr = 40", "")).unwrap();
         assert!(plan.shape.send_wr() <= 40);
         assert!(plan.shape.queue_depth < 8);

@@ -1,6 +1,6 @@
 //! What a run found out: one value, as a table for people and as JSON for machines.
 
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 

@@ -160,6 +160,9 @@ pub struct Faults {
     pub fail: Option<(u32, Status)>,
     /// So many posts of receives are refused.
     pub refuse_receives: u32,
+    /// A registration takes so many polls more when its turn has come: work requests of other queue pairs, and
+    /// what they bring about at the peer, pass it.
+    pub late_registrations: Option<u32>,
     /// After this many more packets, all are lost (a cut cable).
     pub cut: Option<u32>,
 }

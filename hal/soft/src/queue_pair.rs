@@ -116,6 +116,8 @@ bitflags::bitflags! {
         const IMMEDIATE = 8;
         /// `extra` is a key for the peer to invalidate.
         const INVALIDATE = 16;
+        /// A registration that has been told to wait.
+        const DELAYED = 32;
     }
 }
 

@@ -4,12 +4,12 @@
 use std::vec::Vec;
 
 use o2poll_dataplane::nic::{
-    Completion, LKey, Mechanisms, Nic, RKey, Remote, Rights, SendWr, Sge, Status, WrId,
+    Completion, LKey, Nic, RKey, Remote, Rights, SendWr, Sge, Status, WrId,
 };
 
 use super::Lane::{Foreign, Main, Sibling};
 use super::Side::{A, B};
-use super::{Bench, MEMORY, Setup, World, done, failed, pattern, received};
+use super::{Bench, MEMORY, Setup, Way, World, done, failed, pattern, received};
 
 const WRITE: Rights = Rights::REMOTE_WRITE;
 
@@ -79,8 +79,10 @@ pub fn a_key_that_never_lived_opens_nothing<T: Bench>() {
     }
     // Adopted, and never registered.
     let mut world = fresh::<T>();
-    let (_, rkey) = world.adopt(A, Main);
-    world.assert_write_refused(Main, (0, 8), Remote { address: 0, rkey });
+    if world.registers() {
+        let (_, rkey) = world.adopt(A, Main);
+        world.assert_write_refused(Main, (0, 8), Remote { address: 0, rkey });
+    }
     // The local key of base memory is nobody's remote key.
     let mut world = fresh::<T>();
     let piece = world.bench.sge(A, Main, 0, 8);
@@ -95,26 +97,24 @@ pub fn an_invalidated_key_opens_nothing<T: Bench>() {
     let mut world = fresh::<T>();
     let grant = world.grant(A, Main, WRITE, 0, 100);
     world.assert_written(Main, &[1; 100], grant.at(0), 0);
-    world.invalidate(A, Main, grant.key);
-    world.assert_write_refused(Main, (0, 1), grant.at(0));
+    if world.kill(A, Main, grant) {
+        world.assert_write_refused(Main, (0, 1), grant.at(0));
+    }
 }
 
 pub fn the_key_before_and_the_key_after_open_nothing<T: Bench>() {
     for stale in [false, true] {
         let mut world = fresh::<T>();
         let old = world.grant(A, Main, WRITE, 0, 100);
-        world.invalidate(A, Main, old.key);
-        let key = old.key.rotated();
-        let base = world.register(A, Main, 5, (old.region, key), WRITE, 0, 100);
-        world.doorbell(A, Main).unwrap();
-        assert_eq!(world.expect(A, 1), [done(5)]);
-        let good = Remote {
-            address: base,
-            rkey: key,
-        };
-        world.assert_written(Main, &[9; 100], good, 0);
-        let rkey = if stale { old.key } else { key.rotated() };
-        world.assert_write_refused(Main, (0, 1), Remote { rkey, ..good });
+        if !world.kill(A, Main, old) {
+            return;
+        }
+        let new = world.grant_again(A, Main, old, WRITE, 0, 100);
+        assert_ne!(new.key, old.key, "a dead key stays dead");
+        world.assert_written(Main, &[9; 100], new.at(0), 0);
+        let rkey = if stale { old.key } else { new.key.rotated() };
+        let remote = Remote { rkey, ..new.at(0) };
+        world.assert_write_refused(Main, (0, 1), remote);
     }
 }
 
@@ -133,18 +133,13 @@ pub fn no_other_tag_of_256_opens<T: Bench>() {
 
 pub fn all_256_tags_serve_in_turn<T: Bench>() {
     let mut world = fresh::<T>();
-    let (region, mut key) = world.adopt(A, Main);
+    let mut grant = world.grant(A, Main, WRITE, 64, 100);
     for round in 0..300_u32 {
-        key = key.rotated();
-        let base = world.register(A, Main, 5, (region, key), WRITE, 64, 100);
-        world.doorbell(A, Main).unwrap();
-        assert_eq!(world.expect(A, 1), [done(5)]);
-        let remote = Remote {
-            address: base,
-            rkey: key,
-        };
-        world.assert_written(Main, &pattern(round, 100), remote, 64);
-        world.invalidate(A, Main, key);
+        world.assert_written(Main, &pattern(round, 100), grant.at(0), 64);
+        if !world.kill(A, Main, grant) {
+            return;
+        }
+        grant = world.grant_again(A, Main, grant, WRITE, 64, 100);
     }
 }
 
@@ -153,7 +148,9 @@ pub fn a_key_of_another_domain_opens_nothing<T: Bench>() {
     let grant = world.grant(A, Foreign, WRITE, 0, 100);
     world.assert_written(Foreign, &[7; 100], grant.at(0), 0);
     world.assert_write_refused(Main, (0, 100), grant.at(0));
-    // Nor can it be killed from there.
+}
+
+pub fn a_key_is_not_killed_from_another_domain<T: Bench>() {
     let mut world = fresh::<T>();
     let grant = world.grant(A, Foreign, WRITE, 0, 100);
     world.run(A, Main, 1, SendWr::Invalidate { key: grant.key });
@@ -164,12 +161,28 @@ pub fn a_key_of_another_domain_opens_nothing<T: Bench>() {
 pub fn a_sibling_uses_a_key_but_not_a_window<T: Bench>() {
     let mut world = fresh::<T>();
     let grant = world.grant(A, Main, WRITE, 0, 100);
-    if world.has(Mechanisms::FRAGMENTS) {
+    if world.way() == Way::Window {
+        world.assert_write_refused(Sibling, (0, 100), grant.at(0));
+        world.assert_written(Main, &[7; 100], grant.at(0), 0);
+    } else {
         world.assert_written(Sibling, &[7; 100], grant.at(0), 0);
+    }
+}
+
+pub fn a_sibling_kills_a_key_but_not_a_window<T: Bench>() {
+    let mut world = fresh::<T>();
+    if !world.registers() {
         return;
     }
-    world.assert_write_refused(Sibling, (0, 100), grant.at(0));
-    world.assert_written(Main, &[7; 100], grant.at(0), 0);
+    let grant = world.grant(A, Main, WRITE, 0, 100);
+    world.run(A, Sibling, 1, SendWr::Invalidate { key: grant.key });
+    if world.way() == Way::Window {
+        assert_eq!(world.expect(A, 1), [failed(1, Status::LocalOperation)]);
+        world.assert_written(Main, &[7; 100], grant.at(0), 0);
+    } else {
+        assert_eq!(world.expect(A, 1), [done(1)]);
+        world.assert_write_refused(Main, (0, 100), grant.at(0));
+    }
 }
 
 pub fn an_access_of_length_zero_checks_no_key<T: Bench>() {

@@ -2,10 +2,17 @@
 //!
 //! A backend writes a [`Bench`] (two connected devices) and says [`conformance!`](crate::conformance!). Each law is
 //! one public function over a bench, and becomes one test. What a backend cannot keep it lists in
-//! [`Bench::DEVIATIONS`] with the reason; a name in there that is no law is itself a failure.
+//! [`Bench::DEVIATIONS`] with the reason; a name in there that is no law is itself a failure. A law about something
+//! that the device does not have, by its own capabilities, says so and holds.
+//!
+//! Nothing in here knows the software device. A key comes to life in the best [`Way`] that the device has; where it
+//! has no registration on its queues, the control side of the bench makes it ([`Bench::mapping`],
+//! [`Bench::expose`]). What only some backends can do has a default that says "not here": order faults
+//! ([`Bench::delay_registrations`]), make queues of exactly the length asked for ([`Bench::made`]).
 #![allow(clippy::cast_possible_truncation, clippy::cast_possible_wrap)]
 
 pub mod access;
+pub mod mapping;
 pub mod queues;
 pub mod registration;
 
@@ -71,6 +78,10 @@ pub trait Bench: Sized {
     /// Steps that suffice for anything to happen, retries included.
     const PATIENCE: usize;
 
+    /// A peer's SEND that names the key of a window which is not bound is refused. False where it must not be tried:
+    /// rxe's kernel does not survive it.
+    const SURVIVES_DEAD_KEYS: bool = true;
+
     /// Why there is nothing to test here: a device that was not asked for.
     #[must_use]
     fn absent() -> Option<&'static str> {
@@ -86,8 +97,50 @@ pub trait Bench: Sized {
     /// Its queue pair of a lane.
     fn qp(&self, side: Side, lane: Lane) -> Qp;
 
+    /// How long the queues really are that were made for this setup: devices round up.
+    fn made(&self, setup: Setup) -> Setup {
+        setup
+    }
+
     /// A new window in the lane's protection domain, as a control thread makes it.
     fn window(&mut self, side: Side, lane: Lane) -> <Self::Nic as Nic>::Window;
+
+    /// A new window with a live mapping over these ranges in the lane's protection domain, and a key that no window
+    /// before it had; `None` where the device has no [`Mechanisms::MAPPINGS`].
+    fn mapping(
+        &mut self,
+        _side: Side,
+        _lane: Lane,
+        _ranges: &[Sge],
+        _rights: Rights,
+        _base: u64,
+    ) -> Option<<Self::Nic as Nic>::Window> {
+        None
+    }
+
+    /// What a control thread does with a window that was retired.
+    fn discard(&mut self, _side: Side, window: <Self::Nic as Nic>::Window) {
+        drop(window);
+    }
+
+    /// A key over a range of a side's memory in the lane's protection domain, for good: base memory with remote rights.
+    /// Only asked of a device without any [`Mechanisms`]; `None` where the bench cannot make one.
+    fn expose(
+        &mut self,
+        _side: Side,
+        _lane: Lane,
+        _offset: usize,
+        _length: u32,
+        _rights: Rights,
+    ) -> Option<Remote> {
+        None
+    }
+
+    /// From now on registrations of a side take so long that a message over another queue pair is there and
+    /// answered before; false where that cannot be ordered.
+    fn delay_registrations(&mut self, _side: Side) -> bool {
+        false
+    }
 
     /// A piece of a side's memory, with the local key of the lane's protection domain.
     fn sge(&self, side: Side, lane: Lane, offset: usize, length: u32) -> Sge;
@@ -105,11 +158,26 @@ pub trait Bench: Sized {
 /// Bytes of memory of each side.
 pub const MEMORY: usize = 256 << 10;
 
-/// A registration that is live.
+/// How a device puts a key over memory, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// REGISTER of a fragment list.
+    Fragments,
+    /// REGISTER of a page list.
+    Pages,
+    /// REGISTER of a window.
+    Window,
+    /// The control side maps.
+    Mapping,
+    /// The control side registers base memory for good.
+    Exposure,
+}
+
+/// A key that is live.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
-    /// Its window.
-    pub region: Region,
+    /// Its window; none where base memory is exposed.
+    pub region: Option<Region>,
     /// Its key.
     pub key: RKey,
     /// Where its address space begins.
@@ -125,6 +193,18 @@ impl Grant {
             rkey: self.key,
         }
     }
+}
+
+/// A REGISTER of one range, in a device's own way.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "as in `SendWr::Register`")]
+pub struct Registration {
+    pub region: Region,
+    pub key: RKey,
+    pub rights: Rights,
+    pub base: u64,
+    pub length: u32,
+    pub piece: Sge,
 }
 
 /// A bench with what has completed so far, and the common moves.
@@ -148,6 +228,29 @@ impl<B: Bench> World<B> {
     pub fn has(&mut self, mechanisms: Mechanisms) -> bool {
         let capabilities = self.bench.nic(Side::A).capabilities();
         capabilities.mechanisms.contains(mechanisms)
+    }
+
+    /// In which way keys come to life here.
+    pub fn way(&mut self) -> Way {
+        let mechanisms = self.bench.nic(Side::A).capabilities().mechanisms;
+        for (mechanism, way) in [
+            (Mechanisms::FRAGMENTS, Way::Fragments),
+            (Mechanisms::PAGES, Way::Pages),
+            (Mechanisms::WINDOW, Way::Window),
+            (Mechanisms::MAPPINGS, Way::Mapping),
+        ] {
+            if mechanisms.contains(mechanism) {
+                return way;
+            }
+        }
+        Way::Exposure
+    }
+
+    /// Whether keys come to life and die on a queue; says so where they do not.
+    pub fn registers(&mut self) -> bool {
+        let way = self.way();
+        let registers = matches!(way, Way::Fragments | Way::Pages | Way::Window);
+        registers || lacks("registration on a queue")
     }
 
     /// Polls until `count` completions are there, and a little more; takes all.
@@ -242,29 +345,64 @@ impl<B: Bench> World<B> {
         length: u32,
     ) -> u64 {
         let piece = self.bench.sge(side, lane, offset, length);
-        let capabilities = self.bench.nic(side).capabilities();
-        let list = [piece];
-        let window = !capabilities.mechanisms.contains(Mechanisms::FRAGMENTS);
-        let (layout, base) = if window {
-            (Layout::Window(piece), piece.address)
-        } else if capabilities.zero_based {
-            (Layout::Fragments(&list), 0)
-        } else {
-            (Layout::Fragments(&list), 0x0123_4567_89ab_c001)
-        };
-        let wr = SendWr::Register {
+        let base = self.base_of(piece);
+        let order = Registration {
             region,
             key,
             rights,
             base,
             length,
-            layout,
+            piece,
         };
-        self.queue(side, lane, id, true, wr);
+        self.queue_registration(side, lane, id, &order);
         base
     }
 
-    /// Registers one range and waits for it.
+    /// Where the address space of a key over this piece is asked to begin.
+    pub fn base_of(&mut self, piece: Sge) -> u64 {
+        let way = self.way();
+        let capabilities = self.bench.nic(Side::A).capabilities();
+        let page = 1_u64 << capabilities.page_shift;
+        match way {
+            // A window is addressed as the memory is.
+            Way::Window | Way::Exposure => piece.address,
+            _ if capabilities.zero_based => 0,
+            // As page tables have it: the same offset in the page.
+            Way::Pages => (0x0123_4567_89ab_c001 & !(page - 1)) | (piece.address & (page - 1)),
+            _ => 0x0123_4567_89ab_c001,
+        }
+    }
+
+    /// Queues a registration as it is, right or wrong.
+    pub fn queue_registration(&mut self, side: Side, lane: Lane, id: u64, order: &Registration) {
+        let piece = order.piece;
+        let list = [piece];
+        let shift = self.bench.nic(side).capabilities().page_shift;
+        let page = 1_u64 << shift;
+        let first = piece.address & !(page - 1);
+        let end = piece.address.saturating_add(u64::from(piece.length));
+        let pages: Vec<u64> = (first..end).step_by(page as usize).collect();
+        let layout = match self.way() {
+            Way::Fragments => Layout::Fragments(&list),
+            Way::Pages => Layout::Pages {
+                shift,
+                first_offset: (piece.address - first) as u32,
+                pages: &pages,
+            },
+            _ => Layout::Window(piece),
+        };
+        let wr = SendWr::Register {
+            region: order.region,
+            key: order.key,
+            rights: order.rights,
+            base: order.base,
+            length: order.length,
+            layout,
+        };
+        self.queue(side, lane, id, true, wr);
+    }
+
+    /// Puts a key over one range, and waits for it.
     pub fn grant(
         &mut self,
         side: Side,
@@ -273,12 +411,104 @@ impl<B: Bench> World<B> {
         offset: usize,
         length: u32,
     ) -> Grant {
-        let (region, key) = self.adopt(side, lane);
+        match self.way() {
+            Way::Mapping => {
+                let piece = self.bench.sge(side, lane, offset, length);
+                let base = self.base_of(piece);
+                self.map(side, lane, &[piece], rights, base)
+            }
+            Way::Exposure => {
+                let exposed = self.bench.expose(side, lane, offset, length, rights);
+                let exposed = exposed.expect("a device without mechanisms exposes base memory");
+                Grant {
+                    region: None,
+                    key: exposed.rkey,
+                    base: exposed.address,
+                }
+            }
+            _ => {
+                let window = self.adopt(side, lane);
+                self.grant_on(side, lane, window, rights, offset, length)
+            }
+        }
+    }
+
+    /// Registers one range on a window whose key was last this, and waits for it.
+    pub fn grant_on(
+        &mut self,
+        side: Side,
+        lane: Lane,
+        (region, key): (Region, RKey),
+        rights: Rights,
+        offset: usize,
+        length: u32,
+    ) -> Grant {
         let key = key.rotated();
         let base = self.register(side, lane, GRANT, (region, key), rights, offset, length);
         self.doorbell(side, lane).unwrap();
         assert_eq!(self.expect(side, 1), [done(GRANT)]);
-        Grant { region, key, base }
+        Grant {
+            region: Some(region),
+            key,
+            base,
+        }
+    }
+
+    /// The control side puts a key over ranges.
+    pub fn map(
+        &mut self,
+        side: Side,
+        lane: Lane,
+        ranges: &[Sge],
+        rights: Rights,
+        base: u64,
+    ) -> Grant {
+        let window = self.bench.mapping(side, lane, ranges, rights, base);
+        let window = window.expect("a device with mappings has a bench that makes them");
+        let Ok((region, key)) = self.bench.nic(side).adopt_window(window) else {
+            panic!("a mapping was not adopted");
+        };
+        Grant {
+            region: Some(region),
+            key,
+            base,
+        }
+    }
+
+    /// Ends a key in the way that it was made, and waits for it; false where it is for good.
+    pub fn kill(&mut self, side: Side, lane: Lane, grant: Grant) -> bool {
+        match (self.way(), grant.region) {
+            (Way::Exposure, _) | (_, None) => lacks("a key that can be killed"),
+            (Way::Mapping, Some(region)) => {
+                let window = self.bench.nic(side).retire_window(region);
+                self.bench.discard(side, window.expect("was adopted"));
+                true
+            }
+            _ => {
+                self.invalidate(side, lane, grant.key);
+                true
+            }
+        }
+    }
+
+    /// The next key after one that was killed: of the same window where windows are used again.
+    pub fn grant_again(
+        &mut self,
+        side: Side,
+        lane: Lane,
+        old: Grant,
+        rights: Rights,
+        offset: usize,
+        length: u32,
+    ) -> Grant {
+        match (self.way(), old.region) {
+            (Way::Mapping | Way::Exposure, _) | (_, None) => {
+                self.grant(side, lane, rights, offset, length)
+            }
+            (_, Some(region)) => {
+                self.grant_on(side, lane, (region, old.key), rights, offset, length)
+            }
+        }
     }
 
     /// Invalidates a key and waits for it.
@@ -375,6 +605,12 @@ pub fn judge<B: Bench>(name: &str, law: impl FnOnce()) {
     law();
 }
 
+/// Says that a law is about something that this device does not have. False.
+pub fn lacks(what: &str) -> bool {
+    std::println!("not applicable here: the device has no {what}");
+    false
+}
+
 const GRANT: u64 = 9001;
 const PROBE: u64 = 9002;
 const RECEIVE: u64 = 9003;
@@ -430,7 +666,9 @@ macro_rules! laws {
             no_other_tag_of_256_opens
             all_256_tags_serve_in_turn
             a_key_of_another_domain_opens_nothing
+            a_key_is_not_killed_from_another_domain
             a_sibling_uses_a_key_but_not_a_window
+            a_sibling_kills_a_key_but_not_a_window
             an_access_of_length_zero_checks_no_key
             reads_fetch_what_is_there
             a_read_without_responder_resources_is_refused
@@ -449,6 +687,9 @@ macro_rules! laws {
             a_range_outside_memory_is_refused
             lengths_must_agree
             registering_over_a_live_key
+            a_second_registration_behind_the_first_opens_one_key
+            a_registration_that_was_not_taken_never_happened
+            another_queue_pair_waits_for_the_registration
             fragments_lie_end_to_end
             the_longest_list_fits_and_no_longer
             pages_lie_end_to_end
@@ -457,8 +698,17 @@ macro_rules! laws {
             base_memory_cannot_be_invalidated
             an_invalidate_waits_for_what_is_before_it
             a_send_kills_the_key_it_names
-            a_send_that_names_a_dead_key_fails_both
+            a_send_that_names_a_dead_key_fails_its_receive
+            a_send_that_names_a_dead_key_fails_for_its_sender
+            a_send_does_not_kill_what_is_not_its_own
             a_failed_registration_leaves_no_key;
+        mapping:
+            a_mapping_lays_its_ranges_end_to_end
+            the_longest_mapping_fits_and_no_longer
+            a_mapping_serves_every_queue_pair_of_its_domain
+            a_mapping_of_what_is_not_ours_is_given_back
+            a_retired_mapping_opens_nothing
+            only_the_control_side_ends_a_mapping;
         queues:
             sends_arrive_in_order
             what_was_written_is_there_when_the_message_is

@@ -8,9 +8,11 @@ use o2poll_dataplane::nic::{
     WrId,
 };
 
-use super::Lane::{Foreign, Main};
+use super::Lane::{Foreign, Main, Sibling};
 use super::Side::{A, B};
-use super::{Bench, Grant, MEMORY, Setup, World, done, failed, pattern, received};
+use super::{
+    Bench, Grant, MEMORY, Registration, Setup, Way, World, done, failed, lacks, pattern, received,
+};
 
 const WRITE: Rights = Rights::REMOTE_WRITE;
 
@@ -21,68 +23,49 @@ fn fresh<T: Bench>() -> World<T> {
     world
 }
 
-/// A registration of one range, which the caller then bends.
-struct Order {
-    lane: super::Lane,
-    key: RKey,
-    region: o2poll_dataplane::nic::Region,
-    base: u64,
-    length: u32,
-    piece: Sge,
+/// A registration of 100 bytes from 1000 on, for the caller to bend; `None` where nothing is registered on a queue.
+fn order<T: Bench>(world: &mut World<T>) -> Option<Registration> {
+    if !world.registers() {
+        return None;
+    }
+    let (region, key) = world.adopt(A, Main);
+    let piece = world.bench.sge(A, Main, 1000, 100);
+    Some(Registration {
+        region,
+        key: key.rotated(),
+        rights: WRITE,
+        base: world.base_of(piece),
+        length: 100,
+        piece,
+    })
 }
 
-impl Order {
-    fn new<T: Bench>(world: &mut World<T>) -> Self {
-        let (region, key) = world.adopt(A, Main);
-        let piece = world.bench.sge(A, Main, 1000, 100);
-        let base = if world.has(Mechanisms::FRAGMENTS) {
-            0
-        } else {
-            piece.address
-        };
-        Self {
-            lane: Main,
-            key: key.rotated(),
-            region,
-            base,
-            length: 100,
-            piece,
+fn run<T: Bench>(world: &mut World<T>, lane: super::Lane, id: u64, order: &Registration) {
+    world.queue_registration(A, lane, id, order);
+    world.doorbell(A, lane).unwrap();
+}
+
+/// It fails, and the queue pair goes to error; or the driver does not take it.
+fn assert_refused<T: Bench>(world: &mut World<T>, lane: super::Lane, order: &Registration) {
+    world.queue_registration(A, lane, 1, order);
+    match world.doorbell(A, lane) {
+        Err(told) => assert_eq!(told, Rejected { accepted: 0 }),
+        Ok(()) => {
+            assert_eq!(world.expect(A, 1), [failed(1, Status::Bind)]);
+            let wr = world.message(A, lane, 0, 1);
+            world.run(A, lane, 2, wr);
+            assert_eq!(world.expect(A, 1), [failed(2, Status::Flushed)]);
         }
-    }
-
-    fn run<T: Bench>(&self, world: &mut World<T>, id: u64) {
-        let list = [self.piece];
-        let wr = SendWr::Register {
-            region: self.region,
-            key: self.key,
-            rights: WRITE,
-            base: self.base,
-            length: self.length,
-            layout: if world.has(Mechanisms::FRAGMENTS) {
-                Layout::Fragments(&list)
-            } else {
-                Layout::Window(self.piece)
-            },
-        };
-        world.run(A, self.lane, id, wr);
-    }
-
-    /// It fails, the queue pair goes to error, and the key opens nothing.
-    fn assert_refused<T: Bench>(&self, world: &mut World<T>) {
-        self.run(world, 1);
-        assert_eq!(world.expect(A, 1), [failed(1, Status::Bind)]);
-        let wr = world.message(A, self.lane, 0, 1);
-        world.run(A, self.lane, 2, wr);
-        assert_eq!(world.expect(A, 1), [failed(2, Status::Flushed)]);
     }
 }
 
 pub fn a_key_may_travel_in_the_message_behind_it<T: Bench>() {
     let mut world = fresh::<T>();
-    let (region, key) = world.adopt(A, Main);
-    let key = key.rotated();
+    let Some(order) = order(&mut world) else {
+        return;
+    };
     world.post(B, Main, 7, 100_000, 64);
-    let base = world.register(A, Main, 1, (region, key), WRITE, 1000, 100);
+    world.queue_registration(A, Main, 1, &order);
     let wr = world.message(A, Main, 0, 12);
     world.queue(A, Main, 2, false, wr);
     world.doorbell(A, Main).unwrap();
@@ -93,116 +76,242 @@ pub fn a_key_may_travel_in_the_message_behind_it<T: Bench>() {
     }
     assert_eq!(seen[1], [received(7, 12)]);
     let remote = Remote {
-        address: base,
-        rkey: key,
+        address: order.base,
+        rkey: order.key,
     };
     world.assert_written(Main, &pattern(8, 100), remote, 1000);
 }
 
 pub fn length_zero_is_refused<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let piece = Sge {
-        length: 0,
-        ..order.piece
+    let Some(mut order) = order(&mut world) else {
+        return;
     };
-    let order = Order {
-        length: 0,
-        piece,
-        ..order
-    };
-    order.assert_refused(&mut world);
+    order.length = 0;
+    order.piece.length = 0;
+    assert_refused(&mut world, Main, &order);
 }
 
 pub fn a_wrong_index_is_refused<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let key = RKey(order.key.0 ^ 0x100);
-    Order { key, ..order }.assert_refused(&mut world);
+    let Some(mut order) = order(&mut world) else {
+        return;
+    };
+    order.key.0 ^= 0x100;
+    assert_refused(&mut world, Main, &order);
 }
 
 pub fn a_window_of_another_domain_is_refused<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let piece = world.bench.sge(A, Foreign, 1000, 100);
-    let lane = Foreign;
-    Order {
-        lane,
-        piece,
-        ..order
-    }
-    .assert_refused(&mut world);
+    let Some(mut order) = order(&mut world) else {
+        return;
+    };
+    order.piece = world.bench.sge(A, Foreign, 1000, 100);
+    assert_refused(&mut world, Foreign, &order);
 }
 
 pub fn memory_of_another_domain_is_refused<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let piece = world.bench.sge(A, Foreign, 1000, 100);
-    Order { piece, ..order }.assert_refused(&mut world);
+    let Some(mut order) = order(&mut world) else {
+        return;
+    };
+    if world.way() == Way::Pages {
+        lacks("key in a page list that could be the wrong one");
+        return;
+    }
+    order.piece = world.bench.sge(A, Foreign, 1000, 100);
+    assert_refused(&mut world, Main, &order);
 }
 
 pub fn a_range_outside_memory_is_refused<T: Bench>() {
     let cases = [(MEMORY - 99, 0), (0, 1), (MEMORY, 0)];
     for (offset, before) in cases {
         let mut world = fresh::<T>();
-        let order = Order::new(&mut world);
-        let mut piece = world.bench.sge(A, Main, offset, 100);
-        piece.address -= before;
-        let base = if order.base == 0 { 0 } else { piece.address };
-        Order {
-            piece,
-            base,
-            ..order
-        }
-        .assert_refused(&mut world);
+        let Some(mut order) = order(&mut world) else {
+            return;
+        };
+        order.piece = world.bench.sge(A, Main, offset, 100);
+        order.piece.address -= before;
+        order.base = world.base_of(order.piece);
+        assert_refused(&mut world, Main, &order);
     }
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let lkey = LKey(order.piece.lkey.0 ^ 1);
-    let piece = Sge {
-        lkey,
-        ..order.piece
+    let Some(mut order) = order(&mut world) else {
+        return;
     };
-    Order { piece, ..order }.assert_refused(&mut world);
+    if world.way() != Way::Pages {
+        order.piece.lkey.0 ^= 1;
+        assert_refused(&mut world, Main, &order);
+    }
 }
 
+/// A map that is shorter, or longer, than what was asked for. Of page lists see `a_crooked_page_list_is_refused`.
 pub fn lengths_must_agree<T: Bench>() {
-    for length in [99, 101] {
+    for length in [1, 99, 101] {
         let mut world = fresh::<T>();
-        let order = Order::new(&mut world);
-        Order { length, ..order }.assert_refused(&mut world);
+        let Some(mut order) = order(&mut world) else {
+            return;
+        };
+        if world.way() == Way::Pages {
+            lacks("length that a page list must have to the byte");
+            return;
+        }
+        order.length = length;
+        assert_refused(&mut world, Main, &order);
     }
 }
 
 pub fn registering_over_a_live_key<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    order.run(&mut world, 1);
+    let Some(order) = order(&mut world) else {
+        return;
+    };
+    run(&mut world, Main, 1, &order);
     assert_eq!(world.expect(A, 1), [done(1)]);
-    let again = Order {
+    let piece = world.bench.sge(A, Main, 5000, 100);
+    let again = Registration {
         key: order.key.rotated(),
-        piece: world.bench.sge(A, Main, 5000, 100),
+        piece,
+        base: world.base_of(piece),
         ..order
     };
-    let checks = world.bench.nic(A).capabilities().checks_reuse;
+    if world.bench.nic(A).capabilities().checks_reuse {
+        assert_refused(&mut world, Main, &again);
+        return;
+    }
+    // Nobody looks: the old key is replaced without a word.
+    run(&mut world, Main, 2, &again);
+    assert_eq!(world.expect(A, 1), [done(2)]);
     let remote = |rkey| Remote {
         address: again.base,
         rkey,
     };
-    if checks {
-        let base = if again.base == 0 {
-            0
-        } else {
-            again.piece.address
-        };
-        Order { base, ..again }.assert_refused(&mut world);
-        return;
-    }
-    // Nobody looks: the old key is replaced without a word.
-    again.run(&mut world, 2);
-    assert_eq!(world.expect(A, 1), [done(2)]);
     world.assert_written(Main, &[5; 100], remote(again.key), 5000);
     world.assert_write_refused(Main, (0, 100), remote(order.key));
+}
+
+/// A driver may refuse the second of one chain; a device that takes it treats it as any other.
+pub fn a_second_registration_behind_the_first_opens_one_key<T: Bench>() {
+    let mut world = fresh::<T>();
+    let Some(order) = order(&mut world) else {
+        return;
+    };
+    let second = Registration {
+        key: order.key.rotated(),
+        ..order
+    };
+    world.queue_registration(A, Main, 1, &order);
+    world.queue_registration(A, Main, 2, &second);
+    let remote = |rkey| Remote {
+        address: order.base,
+        rkey,
+    };
+    let checks = world.bench.nic(A).capabilities().checks_reuse;
+    match world.doorbell(A, Main) {
+        Err(told) => {
+            assert_eq!(told, Rejected { accepted: 1 });
+            assert_eq!(world.expect(A, 1), [done(1)]);
+            world.assert_written(Main, &[6; 100], remote(order.key), 1000);
+            world.assert_write_refused(Main, (0, 100), remote(second.key));
+        }
+        Ok(()) if checks => {
+            assert_eq!(world.expect(A, 2), [done(1), failed(2, Status::Bind)]);
+        }
+        Ok(()) => {
+            assert_eq!(world.expect(A, 2), [done(1), done(2)]);
+            world.assert_written(Main, &[6; 100], remote(second.key), 1000);
+            world.assert_write_refused(Main, (0, 100), remote(order.key));
+        }
+    }
+}
+
+/// Behind what the queue has room for. Its region is free, and the same key can be tried again.
+pub fn a_registration_that_was_not_taken_never_happened<T: Bench>() {
+    let setup = Setup {
+        send_depth: 4,
+        ..Setup::default()
+    };
+    let mut world = World::<T>::new(setup);
+    let Some(order) = order(&mut world) else {
+        return;
+    };
+    let depth = world.bench.made(setup).send_depth;
+    let (again, key) = world.adopt(A, Main);
+    let unused = Registration {
+        region: again,
+        key: key.rotated(),
+        ..order
+    };
+    // The last that fits, and one behind it.
+    for id in 1..u64::from(depth) {
+        world.post(B, Main, 100 + id, 0, 64);
+        let wr = world.message(A, Main, 0, 1);
+        world.queue(A, Main, id, true, wr);
+    }
+    world.queue_registration(A, Main, 1000, &order);
+    world.queue_registration(A, Main, 1001, &unused);
+    let told = world.doorbell(A, Main);
+    assert_eq!(told, Err(Rejected { accepted: depth }));
+    let seen = world.expect(A, depth as usize);
+    assert_eq!(seen.last(), Some(&done(1000)));
+    world.expect(B, depth as usize - 1);
+    let remote = |key| Remote {
+        address: order.base,
+        rkey: key,
+    };
+    world.assert_written(Main, &[6; 100], remote(order.key), 1000);
+    run(&mut world, Main, 2, &unused);
+    assert_eq!(world.expect(A, 1), [done(2)]);
+    world.assert_written(Main, &[7; 100], remote(unused.key), 1000);
+}
+
+pub fn another_queue_pair_waits_for_the_registration<T: Bench>() {
+    // Who waits finds it.
+    let mut world = fresh::<T>();
+    let Some(first) = order(&mut world) else {
+        return;
+    };
+    run(&mut world, Main, 1, &first);
+    assert_eq!(world.expect(A, 1), [done(1)]);
+    let lane = if world.way() == Way::Window {
+        Main
+    } else {
+        Sibling
+    };
+    let remote = Remote {
+        address: first.base,
+        rkey: first.key,
+    };
+    world.assert_written(lane, &[3; 100], remote, 1000);
+    // Who does not wait may be faster: the key goes out over another queue pair, and is used before it lives.
+    let mut world = fresh::<T>();
+    let Some(late) = order(&mut world) else {
+        return;
+    };
+    if !world.bench.delay_registrations(A) {
+        lacks("way to delay a registration");
+        return;
+    }
+    let before = world.bench.peek(A, 0, MEMORY);
+    world.post(B, Sibling, 7, 100_000, 64);
+    run(&mut world, Main, 1, &late);
+    let wr = world.message(A, Sibling, 0, 12);
+    world.run(A, Sibling, 2, wr);
+    assert_eq!(world.expect(A, 1), [done(2)]);
+    assert_eq!(world.expect(B, 1), [received(7, 12)]);
+    world.write(
+        B,
+        Main,
+        3,
+        (0, 100),
+        Remote {
+            address: late.base,
+            rkey: late.key,
+        },
+    );
+    assert_eq!(world.expect(B, 1), [failed(3, Status::RemoteAccess)]);
+    assert_eq!(world.expect(A, 1), [failed(1, Status::Flushed)]);
+    assert!(world.bench.peek(A, 0, MEMORY) == before, "bytes moved");
 }
 
 /// Registers fragments of A and writes through all of them.
@@ -227,7 +336,17 @@ fn through_fragments<T: Bench>(pieces: &[(usize, u32)]) {
     };
     world.run(A, Main, 1, wr);
     assert_eq!(world.expect(A, 1), [done(1)]);
-    let grant = Grant { region, key, base };
+    let grant = Grant {
+        region: Some(region),
+        key,
+        base,
+    };
+    through(&mut world, grant, pieces);
+}
+
+/// Writes through all pieces of a key, in parts that respect no border, and one byte too many.
+pub(super) fn through<T: Bench>(world: &mut World<T>, grant: Grant, pieces: &[(usize, u32)]) {
+    let length: u32 = pieces.iter().map(|piece| piece.1).sum();
     let mut model = world.bench.peek(A, 0, MEMORY);
     let source = world.bench.peek(B, 0, length as usize);
     let places: Vec<usize> = pieces
@@ -307,7 +426,11 @@ fn register_pages<T: Bench>(
         },
     };
     world.run(A, Main, 1, wr);
-    Grant { region, key, base }
+    Grant {
+        region: Some(region),
+        key,
+        base,
+    }
 }
 
 /// The first page-aligned offset of A's memory, the page size, and how to name a page.
@@ -370,6 +493,9 @@ pub fn a_crooked_page_list_is_refused<T: Bench>() {
 pub fn a_second_invalidate_is_refused<T: Bench>() {
     for wrong in [false, true] {
         let mut world = fresh::<T>();
+        if !world.registers() {
+            return;
+        }
         let grant = world.grant(A, Main, WRITE, 0, 100);
         let key = if wrong {
             grant.key.rotated()
@@ -394,7 +520,8 @@ pub fn base_memory_cannot_be_invalidated<T: Bench>() {
 
 pub fn an_invalidate_waits_for_what_is_before_it<T: Bench>() {
     let mut world = fresh::<T>();
-    if !world.bench.nic(B).capabilities().region_lkey {
+    if !world.bench.nic(B).capabilities().region_lkey || !world.registers() {
+        lacks("region with a local key");
         return;
     }
     let grant = world.grant(A, Main, WRITE, 0, 150_000);
@@ -439,20 +566,31 @@ pub fn an_invalidate_waits_for_what_is_before_it<T: Bench>() {
     assert_eq!(world.expect(B, 1), [failed(4, Status::LocalProtection)]);
 }
 
+/// Whether a SEND can kill a key here; says so where it cannot.
+fn sends_kill<T: Bench>(world: &mut World<T>) -> bool {
+    world.registers()
+        && (world.bench.nic(B).capabilities().remote_invalidate || lacks("SEND_WITH_INV"))
+}
+
+/// B sends ten bytes that kill a key of A.
+fn send_that_kills<T: Bench>(world: &mut World<T>, lane: super::Lane, id: u64, key: RKey) {
+    let wr = SendWr::Send {
+        message: world.bench.sge(B, lane, 0, 10),
+        invalidate: Some(key),
+    };
+    world.run(B, lane, id, wr);
+}
+
 pub fn a_send_kills_the_key_it_names<T: Bench>() {
     let mut world = fresh::<T>();
-    if !world.bench.nic(B).capabilities().remote_invalidate {
+    if !sends_kill(&mut world) {
         return;
     }
     let grant = world.grant(A, Main, WRITE, 0, 100);
     let other = world.grant(A, Main, WRITE, 200, 100);
     world.assert_written(Main, &[3; 100], grant.at(0), 0);
     world.post(A, Main, 7, 100_000, 64);
-    let wr = SendWr::Send {
-        message: world.bench.sge(B, Main, 0, 10),
-        invalidate: Some(grant.key),
-    };
-    world.run(B, Main, 1, wr);
+    send_that_kills(&mut world, Main, 1, grant.key);
     assert_eq!(world.expect(B, 1), [done(1)]);
     let arrived = Completion::Received {
         id: WrId(7),
@@ -462,44 +600,100 @@ pub fn a_send_kills_the_key_it_names<T: Bench>() {
     };
     assert_eq!(world.expect(A, 1), [arrived]);
     world.assert_written(Main, &[4; 100], other.at(0), 200);
+    // It is free to be registered again, and the old key stays dead.
+    let again = world.grant_again(A, Main, grant, WRITE, 0, 100);
+    world.assert_written(Main, &[5; 100], again.at(0), 0);
     world.assert_write_refused(Main, (0, 1), grant.at(0));
 }
 
-pub fn a_send_that_names_a_dead_key_fails_both<T: Bench>() {
-    let mut world = fresh::<T>();
-    if !world.bench.nic(B).capabilities().remote_invalidate {
-        return;
-    }
+/// The next key of a live window, one of no window, one that was killed.
+fn dead_keys<T: Bench>(world: &mut World<T>) -> [RKey; 3] {
     let grant = world.grant(A, Main, WRITE, 0, 100);
-    world.post(A, Main, 7, 100_000, 64);
-    world.post(A, Main, 8, 100_000, 64);
-    let wr = SendWr::Send {
-        message: world.bench.sge(B, Main, 0, 10),
-        invalidate: Some(grant.key.rotated()),
-    };
-    world.run(B, Main, 1, wr);
-    assert_eq!(
-        world.expect(A, 2),
-        [
-            failed(7, Status::RemoteInvalidate),
-            failed(8, Status::Flushed)
-        ]
-    );
-    assert_eq!(world.expect(B, 1), [failed(1, Status::RemoteOperation)]);
-    world.assert_both_in_error(Main);
+    let dead = world.grant(A, Main, WRITE, 200, 100);
+    world.invalidate(A, Main, dead.key);
+    [grant.key.rotated(), RKey(0xdead_be00), dead.key]
+}
+
+/// How many of them may be tried.
+const fn dead_keys_to_try<T: Bench>() -> usize {
+    if T::SURVIVES_DEAD_KEYS { 3 } else { 2 }
+}
+
+pub fn a_send_that_names_a_dead_key_fails_its_receive<T: Bench>() {
+    for which in 0..dead_keys_to_try::<T>() {
+        let mut world = fresh::<T>();
+        if !sends_kill(&mut world) {
+            return;
+        }
+        let key = dead_keys(&mut world)[which];
+        world.post(A, Main, 7, 100_000, 64);
+        world.post(A, Main, 8, 100_000, 64);
+        send_that_kills(&mut world, Main, 1, key);
+        assert_eq!(
+            world.expect(A, 2),
+            [
+                failed(7, Status::RemoteInvalidate),
+                failed(8, Status::Flushed)
+            ]
+        );
+        let wr = world.message(A, Main, 0, 1);
+        world.run(A, Main, 2, wr);
+        assert_eq!(world.expect(A, 1), [failed(2, Status::Flushed)]);
+    }
+}
+
+pub fn a_send_that_names_a_dead_key_fails_for_its_sender<T: Bench>() {
+    for which in 0..dead_keys_to_try::<T>() {
+        let mut world = fresh::<T>();
+        if !sends_kill(&mut world) {
+            return;
+        }
+        let key = dead_keys(&mut world)[which];
+        world.post(A, Main, 7, 100_000, 64);
+        send_that_kills(&mut world, Main, 1, key);
+        assert_eq!(world.expect(B, 1), [failed(1, Status::RemoteOperation)]);
+        world.expect(A, 1);
+        world.assert_both_in_error(Main);
+    }
+}
+
+/// Neither a key of another domain, nor a window of another queue pair, nor base memory.
+pub fn a_send_does_not_kill_what_is_not_its_own<T: Bench>() {
+    for lane in [Foreign, Sibling, Main] {
+        let mut world = fresh::<T>();
+        if !sends_kill(&mut world) {
+            return;
+        }
+        if lane == Sibling && world.way() != Way::Window {
+            // A key of its own domain is its own.
+            continue;
+        }
+        let grant = world.grant(A, lane, WRITE, 0, 100);
+        let key = match lane {
+            Main => RKey(world.bench.sge(A, Main, 0, 0).lkey.0),
+            _ => grant.key,
+        };
+        world.post(A, Main, 7, 100_000, 64);
+        send_that_kills(&mut world, Main, 1, key);
+        assert_eq!(
+            world.expect(A, 1),
+            [failed(7, Status::RemoteInvalidate)],
+            "{lane:?}"
+        );
+        if lane != Main {
+            world.expect(B, 1);
+            world.assert_written(lane, &[4; 100], grant.at(0), 0);
+        }
+    }
 }
 
 pub fn a_failed_registration_leaves_no_key<T: Bench>() {
     let mut world = fresh::<T>();
-    let order = Order::new(&mut world);
-    let lane = Foreign;
-    let piece = world.bench.sge(A, Foreign, 1000, 100);
-    let order = Order {
-        lane,
-        piece,
-        ..order
+    let Some(mut order) = order(&mut world) else {
+        return;
     };
-    order.assert_refused(&mut world);
+    order.piece = world.bench.sge(A, Foreign, 1000, 100);
+    assert_refused(&mut world, Foreign, &order);
     let remote = Remote {
         address: order.base,
         rkey: order.key,
