@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_device_lowers_the_depth_and_says_so() {
+    fn lu_7124_lu_10213_a_small_device_lowers_the_depth_and_says_so() {
         let plan = plan(&nodes("max_send_wr = 40", "")).unwrap();
         assert!(plan.shape.send_wr() <= 40);
         assert!(plan.shape.queue_depth < 8);

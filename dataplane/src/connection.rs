@@ -382,7 +382,7 @@ mod tests {
 
     /// LU-12569: a mark above the negotiated depth would never be reached.
     #[test]
-    fn the_high_water_mark_can_be_reached_at_every_depth() {
+    fn lu_12569_the_high_water_mark_can_be_reached_at_every_depth() {
         for depth in 1..=255 {
             for high_water in [0, 1, depth / 2, depth, 300] {
                 let mut credits = Credits::new(depth, high_water);

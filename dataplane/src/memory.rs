@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_read_and_write_across_holes() {
+    fn lu_9983_lists_read_and_write_across_holes() {
         let mut backing = [0_u8; 64];
         let (left, right) = range(&mut backing).split_at(10).unwrap();
         let (_hole, right) = right.split_at(5).unwrap();

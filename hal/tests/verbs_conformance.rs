@@ -14,10 +14,10 @@ use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::time::Duration;
 use std::alloc::{alloc_zeroed, dealloc, handle_alloc_error};
-use std::env;
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Instant;
+use std::{env, fs};
 
 use o2poll_dataplane::nic::{
     Burst, Completion, Fault, LKey, Mechanisms, Nic, Qp, ReceiveQueue, Rights, SendWr, Sge, Status,
@@ -319,6 +319,37 @@ fn a_message_that_is_too_long_writes_nothing_behind_its_buffer() {
         assert!(after[1063..] == before[1063..] && after[..1000] == before[..1000]);
         world.assert_both_in_error(Lane::Main);
     });
+}
+
+/// rxe's doorbell is a `write(2)`, a card's is a store.
+#[test]
+fn a_chain_is_one_doorbell_and_a_poll_is_none() {
+    on_the_device(|mut world| {
+        let (device, _) = device().unwrap();
+        let each = u64::from(device.quirks() == Quirks::RXE);
+        for n in 0..8 {
+            world.post(Side::A, Lane::Main, n, 0, 64);
+        }
+        let before = writes();
+        for id in 0..8 {
+            let wr = world.message(Side::B, Lane::Main, 0, 4);
+            world.queue(Side::B, Lane::Main, id, id == 7, wr);
+        }
+        assert_eq!(writes(), before);
+        world.doorbell(Side::B, Lane::Main).unwrap();
+        assert_eq!(writes(), before + each);
+        for _ in 0..1000 {
+            let _ = world.bench.nic(Side::B).poll(&mut Burst::new());
+        }
+        assert_eq!(writes(), before + each);
+    });
+}
+
+/// System calls of this thread that write.
+fn writes() -> u64 {
+    let counts = fs::read_to_string("/proc/thread-self/io").expect("a kernel that counts");
+    let writes = counts.lines().find_map(|line| line.strip_prefix("syscw: "));
+    writes.unwrap().parse().unwrap()
 }
 
 /// Whether its sender is told or not, and it is not on rxe.

@@ -313,7 +313,7 @@ const fn scatters(setup: &Setup) -> bool {
 
 /// Every chain of every sequence, cut after every prefix: one transfer at a time.
 #[test]
-fn every_chain_cut_at_every_place() {
+fn lu_14733_every_chain_cut_at_every_place() {
     both_ways(cut_every_chain);
 }
 
@@ -556,7 +556,7 @@ fn a_close_at_every_step() {
 }
 
 #[test]
-fn a_stop_at_every_step() {
+fn lu_19875_a_stop_at_every_step() {
     strike(setup(Profile::frwr()), Blow::Stop(0), 2);
     strike(setup(Profile::frwr()), Blow::Stop(1), 3);
 }
@@ -630,7 +630,7 @@ fn fail_every_request() {
 
 /// Pools of every small size: everything waits its turn and is done.
 #[test]
-fn small_pools_slow_everything_down_and_stop_nothing() {
+fn lu_9472_lu_12768_small_pools_slow_everything_down_and_stop_nothing() {
     for windows in [1, 2, 3, 5] {
         for waiting in [0, 1, 7] {
             for wire in [16, 256] {

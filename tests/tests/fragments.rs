@@ -83,7 +83,7 @@ fn fill(lab: &mut Lab, put: bool, length: u32, sink: &[Fragment]) -> i32 {
 }
 
 #[test]
-fn every_descriptor_is_filled_in_order_and_nothing_beside_it() {
+fn lu_9425_every_descriptor_is_filled_in_order_and_nothing_beside_it() {
     for (writes_at_once, max_sge) in [(1, 1), (4, 30), (16, 2)] {
         for order in [ByteOrder::Little, ByteOrder::Big] {
             let mut lab = lab(writes_at_once, max_sge);

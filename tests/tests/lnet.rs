@@ -251,7 +251,7 @@ fn too_long_is_cut_with_truncate_and_matches_nothing_without() {
 }
 
 #[test]
-fn a_local_offset_moves_on_and_ignores_the_initiators() {
+fn lu_15851_a_local_offset_moves_on_and_ignores_the_initiators() {
     let mut bench = Bench::new();
     let memory = bench.memory(0, 30_000);
     let options = BOTH | EntryOptions::LOCAL_OFFSET | EntryOptions::EVENTS | EntryOptions::TRUNCATE;

@@ -202,7 +202,7 @@ const DEPTH_THAT_FILLS: u16 = 32;
 const DRAIN: u32 = 1;
 
 #[test]
-fn with_one_write_at_a_time_the_send_queue_is_exactly_long_enough_at_every_depth() {
+fn lu_9943_with_one_write_at_a_time_the_send_queue_is_exactly_long_enough() {
     let mut full = 0;
     for depth in 8..=255 {
         let shape = shape(depth, 1);
@@ -217,7 +217,7 @@ fn with_one_write_at_a_time_the_send_queue_is_exactly_long_enough_at_every_depth
 }
 
 #[test]
-fn no_number_of_fragments_takes_more_than_there_is() {
+fn lu_10459_no_number_of_fragments_takes_more_than_there_is() {
     for writes in [1, 2, 4, 16] {
         let shape = shape(8, writes);
         let mut most = 0;
@@ -261,7 +261,7 @@ fn at_depths_between_the_largest_share_decides() {
 
 /// Everything that a core holds is on its queues, and all connections fail in the same moment.
 #[test]
-fn all_connections_flushed_at_once_do_not_overrun_the_completion_queue() {
+fn lu_12279_lu_12065_all_connections_flushed_at_once_do_not_overrun_the_completion_queue() {
     for kind in [Kind::Sink, Kind::Source(4)] {
         let shape = Shape {
             connections: 3,

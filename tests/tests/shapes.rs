@@ -62,7 +62,7 @@ fn pages_only() -> Setup {
 }
 
 #[test]
-fn two_hundred_and_fifty_seven_fragments_go_under_one_key() {
+fn lu_8057_two_hundred_and_fifty_seven_fragments_go_under_one_key() {
     let cut = Cut {
         trim: 1,
         ..gapped(4081)
@@ -80,7 +80,7 @@ fn two_hundred_and_fifty_seven_fragments_go_under_one_key() {
 }
 
 #[test]
-fn a_mebibyte_at_every_odd_offset() {
+fn lu_15092_lu_9500_a_mebibyte_at_every_odd_offset() {
     for profile in [Profile::frwr(), Profile::mlx5()] {
         for offset in [1, 4095] {
             for operation in [PUT, GET, ROUTED_GET] {
@@ -113,7 +113,7 @@ fn page_lists_take_page_shaped_memory() {
 }
 
 #[test]
-fn page_lists_refuse_gaps_by_name_and_leak_nothing() {
+fn lu_10089_lu_20400_page_lists_refuse_gaps_by_name_and_leak_nothing() {
     // `Jobs` expects what the rule says; here it is said once more, in words.
     let mut world = World::new(pages_only());
     let connection = world.connect();

@@ -12,7 +12,7 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
 }
 
 #[test]
-fn put_and_get_of_every_size_class() {
+fn lu_20326_put_and_get_of_every_size_class() {
     for profile in [Profile::frwr(), Profile::mlx5()] {
         for (length, offset) in [
             (0_u32, 0),

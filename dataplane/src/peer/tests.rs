@@ -202,7 +202,7 @@ fn what_another_life_granted_is_forgotten() {
 }
 
 #[test]
-fn requests_are_refused_for_the_first_thing_that_is_wrong() {
+fn lu_13662_requests_are_refused_for_the_first_thing_that_is_wrong() {
     let b = local(B);
     let good = |_: &mut Envelope, _: &mut ConnParams| {};
     let grants = Some(ConnParams {
@@ -614,7 +614,7 @@ fn races_are_counted_until_a_connection_is_made_from_either_side() {
 }
 
 #[test]
-fn the_high_water_mark_scales_with_the_depth() {
+fn lu_15828_the_high_water_mark_scales_with_the_depth() {
     for (own, mark, depth, expected) in [
         (8, 0, 8, 4),
         (32, 0, 8, 4),

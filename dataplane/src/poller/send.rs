@@ -41,14 +41,13 @@ impl<N: Nic> Poller<'_, N> {
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = 0_u32;
+        let mut work = self.copy_slices(connection);
+        let Some(state) = self.connections.get(connection) else {
+            return work;
+        };
         let qp = state.qp;
-        let has_copies = !state.copies.is_empty();
         let held = !state.held.is_empty() || !state.held_replies.is_empty();
         let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
-        if has_copies {
-            work = self.copy_slices(connection);
-        }
         if reposts || held || waiting {
             if reposts {
                 work = work.saturating_add(self.retry_reposts(connection));

@@ -189,7 +189,7 @@ mod tests {
     use crate::nic::{RKey, Region};
 
     #[test]
-    fn map_without_post_leaves_the_keys_in_step() {
+    fn lu_16349_map_without_post_keeps_keys_in_step() {
         let mut descriptor = Descriptor::new(Region(3), RKey(0x3ff));
         descriptor.name();
         let named = descriptor.key();

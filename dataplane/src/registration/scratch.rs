@@ -242,7 +242,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_boundary_rules_of_page_lists() {
+    fn lu_11064_lu_20399_the_boundary_rules_of_page_lists() {
         let caps = capabilities(Mechanisms::PAGES);
         let pages = |pieces: &[Sge]| -> Option<(u32, Vec<u64>)> {
             let mut scratch = Scratch::new();
@@ -330,7 +330,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn adjacent_pieces_count_as_one() {
+    fn lu_13181_adjacent_pieces_count_as_one() {
         let caps = capabilities(Mechanisms::all());
         let mut scratch = Scratch::new();
         let many: Vec<Sge> = (0..200).map(|n| piece(0x1000 + n * 16, 16)).collect();

@@ -116,7 +116,7 @@ bitflags::bitflags! {
         const IMMEDIATE = 8;
         /// `extra` is a key for the peer to invalidate.
         const INVALIDATE = 16;
-        /// A registration that a fault has made wait.
+        /// A registration that has been told to wait.
         const DELAYED = 32;
     }
 }

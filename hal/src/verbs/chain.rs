@@ -30,18 +30,25 @@ pub(super) struct Chain {
     pub(super) stray: Option<u32>,
 }
 
-/// What the checks need to know of the queue pair.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Asker {
-    pub(super) qp: u32,
-    pub(super) generation: u16,
+/// What the checks need to know of a queue pair.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Facts {
     pub(super) pd: usize,
-    pub(super) position: u32,
-    pub(super) inline: u32,
     pub(super) max_sge: usize,
+    pub(super) inline: u32,
+    pub(super) generation: u16,
+    /// It may READ.
     pub(super) reads: bool,
+}
+
+/// A request's place.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker<'q> {
+    pub(super) facts: &'q Facts,
     /// The id that the device is given.
     pub(super) token: u64,
+    pub(super) qp: u32,
+    pub(super) position: u32,
     pub(super) signalled: bool,
 }
 
@@ -113,7 +120,7 @@ impl Chain {
     pub(super) fn build(
         &mut self,
         wr: &SendWr<'_>,
-        asker: &Asker,
+        asker: &Asker<'_>,
         memories: &Memories,
         windows: &mut Windows,
         free: impl Fn(Binding) -> bool,
@@ -145,7 +152,7 @@ impl Chain {
                     IBV_WR_SEND
                 };
                 let word = invalidate.map_or(0, |key| key.0);
-                carry(out, opcode, word, gathered, asker.inline)
+                carry(out, opcode, word, gathered, asker.facts.inline)
             }
             SendWr::Write { local, remote, imm } => {
                 let gathered = memories.gather(local, asker, Rights::empty(), pieces);
@@ -160,11 +167,11 @@ impl Chain {
                     opcode,
                     imm.unwrap_or(0).to_be(),
                     gathered,
-                    asker.inline,
+                    asker.facts.inline,
                 )
             }
             SendWr::Read { local, remote } => {
-                if !asker.reads {
+                if !asker.facts.reads {
                     // Nothing was negotiated for it, and it would never complete.
                     return Built::Refused;
                 }
@@ -190,7 +197,7 @@ impl Chain {
                     // The next chain can take it.
                     return Built::Refused;
                 }
-                let known = memories.find(piece, asker.pd);
+                let known = memories.find(piece, asker.facts.pd);
                 // A window has no local key, hence no right of ours.
                 let remote = rights.difference(Rights::LOCAL_WRITE);
                 let Some((memory, known)) = known else {
@@ -203,7 +210,7 @@ impl Chain {
                     && allows(known.rights, remote)
                     && key.0 >> 8 == slot.key.0 >> 8
                     && key != slot.key
-                    && slot.pd == asker.pd
+                    && slot.pd == asker.facts.pd
                     && free(slot.binding);
                 if !right {
                     return Built::Fails(Status::Bind);
@@ -214,7 +221,7 @@ impl Chain {
                 out.__bindgen_anon_1.imm_data = 0;
                 let binding = Binding::Live {
                     qp: asker.qp,
-                    generation: asker.generation,
+                    generation: asker.facts.generation,
                     memory,
                 };
                 // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
@@ -245,7 +252,7 @@ impl Chain {
                 else {
                     return Built::Fails(Status::LocalOperation);
                 };
-                if bound != key || qp != asker.qp || generation != asker.generation {
+                if bound != key || qp != asker.qp || generation != asker.facts.generation {
                     return Built::Fails(Status::LocalOperation);
                 }
                 out.opcode = IBV_WR_LOCAL_INV;
@@ -343,17 +350,17 @@ impl Memories {
     fn gather(
         &self,
         list: &[Sge],
-        asker: &Asker,
+        asker: &Asker<'_>,
         needs: Rights,
         out: &mut [ibv_sge],
     ) -> Result<(i32, u64), Built> {
-        if list.len() > asker.max_sge {
+        if list.len() > asker.facts.max_sge {
             return Err(Built::Refused);
         }
         let (mut count, mut total) = (0, 0_u64);
         let mut room = out.iter_mut();
         for piece in list.iter().filter(|piece| piece.length != 0) {
-            let known = self.find(*piece, asker.pd);
+            let known = self.find(*piece, asker.facts.pd);
             if !known.is_some_and(|(_, known)| known.rights.contains(needs)) {
                 return Err(Built::Fails(Status::LocalProtection));
             }

@@ -12,7 +12,9 @@
 //! | [`queue_pair`](QueuePair) | queue pairs, and how they are connected |
 //! | [`nic`](Verbs) | the contract: post, poll, adopt, retire |
 //! | `chain` | work requests as the library wants them, checked before it sees them |
+//! | `slots` | what the driver keeps of each queue pair |
 //! | `windows` | the driver's own account of keys |
+//! | `trap` | a request that fails for certain |
 //! | `decode` | what a completion says |
 //! | [`quirks`](Quirks) | what some drivers do differently, by name |
 //! | [`probe`](probe()) | what a device can do, found out by doing it |
@@ -42,10 +44,12 @@ mod probe;
 mod queue_pair;
 mod quirks;
 mod raw;
+mod slots;
 #[cfg(any(test, feature = "verbs-stub"))]
 pub mod stub;
 #[cfg(test)]
 mod tests;
+mod trap;
 mod windows;
 
 pub use self::device::{Device, Event, Gid, GidKind, Port};

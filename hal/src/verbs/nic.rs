@@ -1,8 +1,4 @@
 //! A device as one polling core sees it.
-//!
-//! Positions in both queues run freely as `u32` and are masked on access; differences are right modulo 2^32.
-//! A slot of the send queue is free when a completion at or behind its position has been polled: providers
-//! count so as well, and a request that is not signalled holds its slot until then.
 
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
@@ -25,7 +21,9 @@ use super::probe::Findings;
 use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
-use super::windows::{Binding, Change, Windows};
+use super::slots::{Note, Sent, Slot, is_before};
+use super::trap::Trap;
+use super::windows::{Binding, Windows};
 
 /// How much one core holds at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,52 +70,6 @@ pub struct Verbs {
     quirks: Quirks,
     limits: Limits,
     counts: Counts,
-}
-
-/// Memory of another protection domain: a request that names it fails.
-#[derive(Debug)]
-pub(super) struct Trap {
-    piece: Sge,
-    /// Deregistered before its bytes are freed.
-    memory: Option<Memory>,
-    bytes: Box<[u8; 64]>,
-}
-
-/// Room for one queue pair.
-#[derive(Debug)]
-struct Slot {
-    pair: Option<QueuePair>,
-    raw: *mut ibv_qp,
-    generation: u16,
-    failed: bool,
-    reads: bool,
-    pd: usize,
-    inline: u32,
-    max_sge: u32,
-    send_depth: u32,
-    recv_depth: u32,
-    /// Next position of the send queue.
-    tail: u32,
-    /// First one that is not known to be done.
-    freed: u32,
-    recv_tail: u32,
-    recv_freed: u32,
-    sends: Box<[Sent]>,
-    /// Of the requests that change a window or fail for certain. Most do neither.
-    notes: Box<[Note]>,
-    receives: Box<[WrId]>,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Sent {
-    id: WrId,
-    noted: bool,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Note {
-    change: Option<Change>,
-    verdict: Option<Status>,
 }
 
 impl Verbs {
@@ -190,7 +142,7 @@ impl Verbs {
     }
 
     /// Whether the window is bound to nothing when `asker` comes to bind it.
-    fn rebindable(slots: &[Slot], asker: &Asker, binding: Binding) -> bool {
+    fn rebindable(slots: &[Slot], asker: &Asker<'_>, binding: Binding) -> bool {
         match binding {
             Binding::Free => true,
             Binding::Live { .. } => false,
@@ -201,7 +153,7 @@ impl Verbs {
                 position,
                 ..
             } => {
-                (qp, generation) == (asker.qp, asker.generation)
+                (qp, generation) == (asker.qp, asker.facts.generation)
                     || slots
                         .get(qp as usize)
                         .is_some_and(|slot| slot.is_done(generation, position))
@@ -241,7 +193,7 @@ impl Verbs {
         let Some(slot) = self
             .slots
             .get_mut(usize::from(token.slot))
-            .filter(|slot| slot.pair.is_some() && slot.generation == token.generation)
+            .filter(|slot| slot.pair.is_some() && slot.facts.generation == token.generation)
         else {
             self.counts.strangers = self.counts.strangers.wrapping_add(1);
             return None;
@@ -376,32 +328,26 @@ impl Nic for Verbs {
         let slot = self.slots.get_mut(qp.0 as usize)?;
         let pair = slot.pair.take()?;
         slot.raw = null_mut();
-        let (number, freed, used) = (slot.generation, slot.freed, slot.generation);
+        let own = (qp.0, slot.facts.generation);
+        let freed = slot.freed;
         for window in self.windows.iter_mut() {
-            let (memory, done) = match window.binding {
+            let (on, memory, done) = match window.binding {
                 Binding::Free => continue,
                 Binding::Live {
-                    qp: of,
+                    qp,
                     generation,
                     memory,
-                } => {
-                    if (of, generation) != (qp.0, used) {
-                        continue;
-                    }
-                    (memory, false)
-                }
+                } => ((qp, generation), memory, false),
                 Binding::Dying {
-                    qp: of,
+                    qp,
                     generation,
                     position,
                     memory,
-                } => {
-                    if (of, generation) != (qp.0, number) {
-                        continue;
-                    }
-                    (memory, is_before(position, freed))
-                }
+                } => ((qp, generation), memory, is_before(position, freed)),
             };
+            if on != own {
+                continue;
+            }
             if done {
                 window.binding = Binding::Free;
             } else if let (Some(window), Some(memory)) =
@@ -442,7 +388,7 @@ impl Nic for Verbs {
             } => (qp, generation, memory, Some(position)),
         };
         if let Some(slot) = self.slots.get(qp as usize)
-            && slot.generation == generation
+            && slot.facts.generation == generation
             && let Some(pair) = &slot.pair
             && !position.is_some_and(|position| slot.is_done(generation, position))
             && let Some(memory) = self.memories.get(memory)
@@ -489,14 +435,10 @@ impl Nic for Verbs {
             Built::Ready(None)
         } else {
             let asker = Asker {
-                qp: qp.0,
-                generation: slot.generation,
-                pd: slot.pd,
-                position,
-                inline: slot.inline,
-                max_sge: slot.max_sge as usize,
-                reads: slot.reads,
+                facts: &slot.facts,
                 token,
+                qp: qp.0,
+                position,
                 signalled,
             };
             let slots = &self.slots;
@@ -605,7 +547,7 @@ impl Nic for Verbs {
         if slot.failed || slot.pair.is_none() || used >= slot.recv_depth {
             return Err(none);
         }
-        if !self.memories.takes(buffer, slot.pd) {
+        if !self.memories.takes(buffer, slot.facts.pd) {
             return Err(none);
         }
         let mut piece = ibv_sge {
@@ -720,132 +662,6 @@ impl Verbs {
     }
 }
 
-impl Slot {
-    fn empty(limits: &Limits) -> Self {
-        let sends = limits.send_wr.max(1).next_power_of_two() as usize;
-        let receives = limits.recv_wr.max(1).next_power_of_two() as usize;
-        Self {
-            pair: None,
-            raw: null_mut(),
-            generation: 0,
-            failed: false,
-            reads: false,
-            pd: 0,
-            inline: 0,
-            max_sge: 0,
-            send_depth: 0,
-            recv_depth: 0,
-            tail: 0,
-            freed: 0,
-            recv_tail: 0,
-            recv_freed: 0,
-            sends: vec![Sent::default(); sends].into_boxed_slice(),
-            notes: vec![Note::default(); sends].into_boxed_slice(),
-            receives: vec![WrId(0); receives].into_boxed_slice(),
-        }
-    }
-
-    fn adopt(&mut self, pair: QueuePair) {
-        self.raw = pair.raw.raw;
-        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
-        self.failed = false;
-        self.reads = pair.initiator_depth > 0;
-        self.pd = pair.raw.pd.id();
-        self.inline = pair.inline;
-        self.max_sge = pair.max_sge;
-        self.send_depth = pair.send_depth;
-        self.recv_depth = pair.recv_depth;
-        (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
-        self.pair = Some(pair);
-    }
-
-    #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "there are at most 65536 slots"
-    )]
-    const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
-        let token = Token {
-            slot: slot as u16,
-            generation: self.generation,
-            receive,
-            position,
-        };
-        token.pack()
-    }
-
-    #[inline]
-    const fn send_index(&self, position: u32) -> usize {
-        position as usize & self.sends.len().wrapping_sub(1)
-    }
-
-    #[inline]
-    const fn receive_index(&self, position: u32) -> usize {
-        position as usize & self.receives.len().wrapping_sub(1)
-    }
-
-    /// What was noted of the request `n` of the open chain.
-    fn noted(&self, n: usize) -> Option<&Note> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "at most the depth of a queue"
-        )]
-        let at = self.send_index(self.tail.wrapping_add(n as u32));
-        let sent = self.sends.get(at)?;
-        self.notes.get(at).filter(|_| sent.noted)
-    }
-
-    /// One of the first `count` of the open chain fails for certain.
-    fn has_verdict(&self, count: usize) -> bool {
-        (0..count).any(|n| self.noted(n).is_some_and(|note| note.verdict.is_some()))
-    }
-
-    /// Whether the request at `position` is known to be done.
-    const fn is_done(&self, generation: u16, position: u32) -> bool {
-        self.generation == generation && is_before(position, self.freed)
-    }
-}
-
-impl Trap {
-    fn new(domain: &Domain) -> Result<Self, DeviceError> {
-        let mut bytes = Box::new([0; 64]);
-        let base = core::ptr::NonNull::from(&mut *bytes).cast();
-        // SAFETY: the bytes are freed after the registration (see the drop), and nobody touches them.
-        let memory = unsafe { domain.register(base, 64, o2poll_dataplane::nic::Rights::empty())? };
-        let piece = Sge {
-            address: memory.start,
-            length: 1,
-            lkey: memory.lkey,
-        };
-        Ok(Self {
-            piece,
-            memory: Some(memory),
-            bytes,
-        })
-    }
-
-    /// For providers that look at nothing.
-    #[cfg(any(test, feature = "verbs-stub"))]
-    pub(super) fn none() -> Self {
-        Self {
-            piece: Sge {
-                address: 0,
-                length: 1,
-                lkey: LKey(u32::MAX),
-            },
-            memory: None,
-            bytes: Box::new([0; 64]),
-        }
-    }
-}
-
-impl Drop for Trap {
-    fn drop(&mut self) {
-        self.memory = None;
-        self.bytes.fill(0);
-    }
-}
-
 // SAFETY: the raw pointers are to objects that this value holds and alone uses; the library may be called from
 // any thread.
 unsafe impl Send for Verbs {}
@@ -874,9 +690,4 @@ pub(super) fn capabilities(device: &Device, findings: &Findings, limits: &Limits
         max_cqe: most(attr.max_cqe),
         max_windows: limits.windows.min(most(attr.max_mw)),
     }
-}
-
-/// Order of positions that are less than 2^31 apart.
-const fn is_before(position: u32, other: u32) -> bool {
-    position.wrapping_sub(other).cast_signed() < 0
 }

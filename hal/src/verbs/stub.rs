@@ -15,11 +15,12 @@ use rdma_core_sys::types::{
     ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 
-use super::nic::{Limits, Trap, Verbs};
+use super::nic::{Limits, Verbs};
 use super::objects::{CompletionQueue, Memory, Window};
 use super::queue_pair::{QueuePair, Shape};
 use super::quirks::Quirks;
 use super::raw::{Calls, Context, Cq, Mr, Pd, RawQp};
+use super::trap::Trap;
 
 /// The provider, and the objects that are made with it. For one thread.
 #[derive(Debug)]

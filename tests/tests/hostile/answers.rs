@@ -236,7 +236,7 @@ fn an_answer_twice() {
 }
 
 #[test]
-fn lengths_that_cannot_be() {
+fn lu_17689_lengths_that_cannot_be() {
     let mut lab = lab();
     for (stage, status) in [
         (Stage::AskedGet, BULK.cast_signed() + 1),
