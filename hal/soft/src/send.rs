@@ -288,11 +288,12 @@ impl<W: Wire> Soft<'_, W> {
             }
             if entry.is_local() {
                 if !entry.is(Marks::RAN) {
-                    if let Some(polls) = self.faults.late_registrations
+                    if self.faulty
+                        && let Some(polls) = self.faults.late_registrations
                         && entry.is(Marks::STAGED)
                         && !entry.is(Marks::DELAYED)
                     {
-                        entry.marks.insert(Marks::DELAYED);
+                        entry.marks |= Marks::DELAYED;
                         slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
                         return Pause::Idle;
                     }
