@@ -15,7 +15,7 @@ use crate::model::{
 };
 use crate::reader::{
     At, Mistakes, Section, Wrong, array, bits, boolean, choice, duration, integer, number, size,
-    string, switch,
+    string,
 };
 use crate::report::Diagnostic;
 use crate::{Machine, Overrides};
@@ -303,11 +303,6 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
     });
     let max_frags = section.or("max_frags", 257, integer(1..=257));
     let map_on_demand = section.or("map_on_demand", 1, integer(0..=256));
-    let pool_size = section.or("fmr_pool_size", 512_u32, integer(1..=65_536));
-    let flush_trigger = section.or("fmr_flush_trigger", None, |found| {
-        integer(1_u32..=65_536)(found).map(Some)
-    });
-    let fmr_cache = section.or("fmr_cache", true, switch);
     let span = Duration::from_millis(1)..=Duration::from_secs(86_400);
     let timeout = section.or("timeout", Duration::from_secs(50), duration(span.clone()));
     let abandon_limit = section.or(
@@ -358,52 +353,17 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
             None,
         ) => Some(hiw),
     };
-    let flush_trigger = flush_trigger_of(flush_trigger, pool_size.as_ref(), mistakes);
     Some(Tunables {
         peer_credits: credits?,
         peer_credits_hiw: hiw?,
         max_frags: max_frags?.value,
         map_on_demand: map_on_demand?.value,
-        fmr_pool_size: pool_size?.value,
-        fmr_flush_trigger: flush_trigger?,
-        fmr_cache: fmr_cache?.value,
         timeout: timeout?.value,
         abandon_limit: abandon_limit?.value,
         keepalive: keepalive?.value,
         concurrent_writes: concurrent_writes?.value,
         idle: idle?.value,
     })
-}
-
-/// ko2iblnd's defaults are 384 of 512, and so are ours of any other number.
-fn flush_trigger_of(
-    said: Option<At<Option<u32>>>,
-    pool_size: Option<&At<u32>>,
-    mistakes: &Mistakes,
-) -> Option<u32> {
-    let said = said?;
-    let Some(pool_size) = pool_size else {
-        return said.value;
-    };
-    let usual = pool_size.value.saturating_mul(3).div_ceil(4);
-    let Some(trigger) = said.value else {
-        return Some(usual);
-    };
-    if trigger > pool_size.value {
-        mistakes.push(
-            Diagnostic::new(
-                "`fmr_flush_trigger` is larger than the pool",
-                said.span,
-                format!(
-                    "1 to {} with fmr_pool_size = {}",
-                    pool_size.value, pool_size.value
-                ),
-                format!("leave it out for {usual}, three quarters of fmr_pool_size"),
-            )
-            .and_if(pool_size.given, &pool_size.span, "so many mappings"),
-        );
-    }
-    Some(trigger)
 }
 
 fn extensions(mut section: Section<'_>) -> Option<Extensions> {
@@ -725,6 +685,9 @@ fn ko2iblnd_only(name: &str) -> Option<&'static str> {
         "cksum" => "checksums are never sent: kernels disagree on the sign of a byte in them",
         "use_fastreg_gaps" => {
             "the mechanism of registration is chosen for each transfer from what the device has"
+        }
+        "fmr_pool_size" | "fmr_flush_trigger" | "fmr_cache" => {
+            "there is no pool of mappings: each buffer is registered for its transfer, or copied"
         }
         "ntx" => "descriptors are sized from peer_credits and the number of nodes",
         "exposure" | "staging" => "it belongs under [memory]",

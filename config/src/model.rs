@@ -166,13 +166,6 @@ pub struct Tunables {
     /// Where [`Exposure::Arena`] allows it, a buffer of fewer fragments than this is described by the arena's key, and
     /// registered from here on; 0 registers nothing. 0 to 256. Default 1: everything is registered.
     pub map_on_demand: u16,
-    /// Mappings that one core keeps on a device without fast registration, 1 to 65536. Default 512.
-    pub fmr_pool_size: u32,
-    /// So many released mappings are unmapped together, 1 to fmr_pool_size. Default 384, three quarters of
-    /// fmr_pool_size.
-    pub fmr_flush_trigger: u32,
-    /// A released mapping may be used again for the same memory before it is unmapped. Default true.
-    pub fmr_cache: bool,
     /// A transfer's deadline, and how long a peer may be silent. Default 50 s.
     pub timeout: Duration,
     /// How long past its deadline a transfer holds its key before its connection is closed. Default 50 s.

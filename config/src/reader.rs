@@ -435,15 +435,6 @@ pub(crate) fn boolean(found: &DeValue<'_>) -> Result<bool, Wrong> {
     }
 }
 
-/// True or false, or 1 or 0 as the parameters of a module have it.
-pub(crate) fn switch(found: &DeValue<'_>) -> Result<bool, Wrong> {
-    match whole(found) {
-        Some(0) => Ok(false),
-        Some(1) => Ok(true),
-        _ => boolean(found),
-    }
-}
-
 /// A string that is not empty.
 pub(crate) fn string(found: &DeValue<'_>) -> Result<String, Wrong> {
     match found {

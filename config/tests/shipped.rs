@@ -91,14 +91,6 @@ fn a_file_says_what_it_says() {
     );
     let tunables = &config.tunables;
     assert_eq!((tunables.map_on_demand, tunables.max_frags), (32, 16));
-    assert_eq!(
-        (
-            tunables.fmr_pool_size,
-            tunables.fmr_flush_trigger,
-            tunables.fmr_cache
-        ),
-        (10, 8, false)
-    );
     assert_eq!((tunables.peer_credits, tunables.peer_credits_hiw), (32, 16));
     assert_eq!(
         (tunables.timeout.as_millis(), tunables.keepalive.as_secs()),
@@ -163,15 +155,6 @@ fn a_file_that_says_nothing_exposes_nothing() {
     assert_eq!(config.memory.exposure, Exposure::None);
     let tunables = &config.tunables;
     assert_eq!((tunables.map_on_demand, tunables.max_frags), (1, 257));
-    // ko2iblnd's.
-    assert_eq!(
-        (
-            tunables.fmr_pool_size,
-            tunables.fmr_flush_trigger,
-            tunables.fmr_cache
-        ),
-        (512, 384, true)
-    );
 }
 
 #[test]
@@ -261,8 +244,6 @@ staging = 0
 peer_credits = 32
 map_on_demand = 32
 max_frags = 16
-fmr_pool_size = 10
-fmr_cache = 0
 timeout = "1500ms"
 keepalive = 30
 idle = "yield"

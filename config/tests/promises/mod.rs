@@ -8,8 +8,6 @@ pub(crate) fn keeps(config: &Config, machine: &Machine<'_>) {
     let tunables = &config.tunables;
     assert!(tunables.peer_credits >= 8 && (1..=257).contains(&tunables.max_frags));
     assert!(tunables.map_on_demand <= 256);
-    assert!((1..=65_536).contains(&tunables.fmr_pool_size));
-    assert!((1..=tunables.fmr_pool_size).contains(&tunables.fmr_flush_trigger));
     assert!(config.memory.staging <= 256);
     let Device::Soft(soft) = &config.device else {
         panic!("a software device");

@@ -7,13 +7,13 @@
 //!
 //! | room | what lives there |
 //! |---|---|
-//! | [`types`] | structures and constants, as the headers name them |
-//! | [`load`] | the three libraries as structures of function pointers, each loaded once |
-//! | [`inline`] | the functions that the headers define as C inlines: they go through tables of the provider |
+//! | `types` | structures and constants, as the headers name them |
+//! | `load` | the three libraries as structures of function pointers, each loaded once |
+//! | `inline` | the functions that the headers define as C inlines: they go through tables of the provider |
 //!
 //! rdma-core 44 (Debian 12) is the oldest that will do. Structures that grow at their end
 //! (`verbs_context` grows at its front) may be shorter in the library than in the headers: whoever reads
-//! such a field asks for its presence first, as [`inline`] does.
+//! such a field asks for its presence first, as `inline` does.
 //!
 //! Everything here is as unsafe as C. `o2poll-hal` is the safe side.
 #![cfg_attr(feature = "verbs", allow(unsafe_code))]
