@@ -69,7 +69,7 @@ pub struct Amounts {
     pub message_bytes: usize,
     /// Bytes of page lists, and of ko2iblnd's transfer descriptors with their tables.
     pub list_bytes: usize,
-    /// Bytes of queues, at [`ENTRY_BYTES`] an entry, send and receive and completion.
+    /// Bytes of queues, at 64 bytes an entry, send and receive and completion.
     pub queue_bytes: usize,
     /// Bytes of everything else that a transfer, a receive, a connection or a window is kept in.
     pub state_bytes: usize,
