@@ -89,6 +89,8 @@ pub struct Plan {
     pub payload: usize,
     /// The device.
     pub profile: Profile,
+    /// Ranges from which on a source is registered; 0: never.
+    pub source: u16,
 }
 
 /// Two nodes with a connection between them.
@@ -137,7 +139,7 @@ impl Plan {
             waiting: usize::from(self.depth),
             windows: usize::from(self.depth) * 2,
             staging: 0,
-            register_source_from: 0,
+            register_source_from: self.source,
             entries: 4,
         }
     }

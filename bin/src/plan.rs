@@ -6,7 +6,7 @@ use o2poll_dataplane::memory::MESSAGE_BYTES;
 use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Extensions;
 use o2poll_dataplane::poller::{Shape, Sizes};
-use o2poll_dataplane::registration::{SOURCE_CROSSOVER, STAGE_BYTES};
+use o2poll_dataplane::registration::STAGE_BYTES;
 use o2poll_dataplane::wire::Nid;
 use o2poll_soft::{self as soft, Profile};
 
@@ -75,7 +75,7 @@ impl Plan {
             windows: 0,
             staging: config.memory.staging.into(),
             register_source_from: if registers_sources(&profile) {
-                SOURCE_CROSSOVER
+                tunables.register_sources_from
             } else {
                 0
             },

@@ -303,6 +303,7 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
     });
     let max_frags = section.or("max_frags", 257, integer(1..=257));
     let map_on_demand = section.or("map_on_demand", 1, integer(0..=256));
+    let register_sources_from = section.or("register_sources_from", 0, integer(0..=257));
     let span = Duration::from_millis(1)..=Duration::from_secs(86_400);
     let timeout = section.or("timeout", Duration::from_secs(50), duration(span.clone()));
     let abandon_limit = section.or(
@@ -358,6 +359,7 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
         peer_credits_hiw: hiw?,
         max_frags: max_frags?.value,
         map_on_demand: map_on_demand?.value,
+        register_sources_from: register_sources_from?.value,
         timeout: timeout?.value,
         abandon_limit: abandon_limit?.value,
         keepalive: keepalive?.value,

@@ -166,6 +166,9 @@ pub struct Tunables {
     /// Where [`Exposure::Arena`] allows it, a buffer of fewer fragments than this is described by the arena's key, and
     /// registered from here on; 0 registers nothing. 0 to 256. Default 1: everything is registered.
     pub map_on_demand: u16,
+    /// A source of so many ranges is registered, where the device can do that for itself, and written with one WRITE; 0
+    /// never, 0 to 257. Default 0: on the software device gathering is faster for any number of ranges.
+    pub register_sources_from: u16,
     /// A transfer's deadline, and how long a peer may be silent. Default 50 s.
     pub timeout: Duration,
     /// How long past its deadline a transfer holds its key before its connection is closed. Default 50 s.

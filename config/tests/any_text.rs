@@ -27,6 +27,7 @@ const KEYS: &[&str] = &[
     "peer_credits",
     "peer_credits_hiw",
     "map_on_demand",
+    "register_sources_from",
     "timeout",
     "idle",
     "node",

@@ -91,6 +91,7 @@ fn a_file_says_what_it_says() {
     );
     let tunables = &config.tunables;
     assert_eq!((tunables.map_on_demand, tunables.max_frags), (32, 16));
+    assert_eq!(tunables.register_sources_from, 64);
     assert_eq!((tunables.peer_credits, tunables.peer_credits_hiw), (32, 16));
     assert_eq!(
         (tunables.timeout.as_millis(), tunables.keepalive.as_secs()),
@@ -243,6 +244,7 @@ staging = 0
 [tunables]
 peer_credits = 32
 map_on_demand = 32
+register_sources_from = 64
 max_frags = 16
 timeout = "1500ms"
 keepalive = 30

@@ -36,6 +36,7 @@ fn build(row: Row, connections: u16) -> Row {
         depth: 8,
         payload: 4096,
         profile: Profile::frwr(),
+        source: 0,
     };
     let mut node = nodes::idle(plan, connections);
     let (mut orders, mut submissions) = (index(), index());

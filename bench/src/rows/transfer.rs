@@ -37,6 +37,7 @@ pub fn specs() -> Vec<Spec> {
             length: 64,
             depth,
             cold: false,
+            ..PLAIN
         };
         specs.push(load.spec());
     }
@@ -51,6 +52,7 @@ pub fn specs() -> Vec<Spec> {
                                 length,
                                 depth,
                                 cold,
+                                ..PLAIN
                             }
                             .spec(),
                         );
@@ -65,6 +67,21 @@ pub fn specs() -> Vec<Spec> {
         2,
         fresh,
     ));
+    for pieces in [4, 16, 32, 64, 128, 256] {
+        let load = Load {
+            kind: Kind::Put,
+            length: 64 << 10,
+            depth: 8,
+            pieces,
+            ..PLAIN
+        };
+        specs.push(Spec::new(
+            format!("source/put-64k/{pieces}-ranges"),
+            "source",
+            1,
+            move |row| sources(row, load),
+        ));
+    }
     specs
 }
 
@@ -87,6 +104,7 @@ pub fn alone(kind: Kind, length: u32, depth: u16) -> impl FnMut(u64) {
         length,
         depth,
         cold: false,
+        ..PLAIN
     };
     let clock = clock();
     let [mut near, far] = nodes::pair(load.plan());
@@ -105,7 +123,24 @@ pub(super) struct Load {
     length: u32,
     depth: u16,
     cold: bool,
+    /// Ranges of the initiator's memory, with holes between them if there are several.
+    pieces: u32,
+    /// Ranges from which on a source is registered; 0: never.
+    source: u16,
 }
+
+/// Bytes of a hole.
+const HOLE: u32 = 64;
+
+/// Memory in one range, no source registered, nothing cold.
+const PLAIN: Load = Load {
+    kind: Kind::Get,
+    length: 4096,
+    depth: 1,
+    cold: false,
+    pieces: 1,
+    source: 0,
+};
 
 impl Load {
     /// Copies alone, of eight buffers or of many.
@@ -115,6 +150,7 @@ impl Load {
             length,
             depth: 8,
             cold,
+            ..PLAIN
         }
     }
 
@@ -140,7 +176,16 @@ impl Load {
         if self.cold {
             COLD
         } else {
-            self.length as usize * usize::from(self.depth)
+            (self.length as usize + self.holes()) * usize::from(self.depth)
+        }
+    }
+
+    /// Bytes behind the ranges.
+    const fn holes(self) -> usize {
+        if self.pieces == 1 {
+            0
+        } else {
+            self.pieces as usize * HOLE as usize
         }
     }
 
@@ -208,13 +253,25 @@ impl Application {
     fn new(node: &mut Node, load: Load, clock: Clock, target: &Node) -> Self {
         let order = order(load);
         let mut rest = node.payload.take();
+        // Scattered lists stay as they are, and take theirs from what is left.
         let mut ranges: Vec<_> = (0..order.len())
             .map(|_| {
+                if load.pieces > 1 {
+                    return None;
+                }
                 let (head, tail) = rest.take()?.split_at(load.length).ok()?;
                 rest = Some(tail);
                 Some(head)
             })
             .collect();
+        let mut lists: Vec<_> = (0..usize::from(load.depth))
+            .map(|token| (token, lend_one(PageList::new())))
+            .collect();
+        if load.pieces > 1 {
+            for (_, list) in &mut lists {
+                rest = scatter(load, list, rest.take().expect("enough for all"));
+            }
+        }
         Self {
             load,
             connection: node.connections[0],
@@ -224,9 +281,7 @@ impl Application {
                 .collect(),
             offsets: order.iter().map(|at| at * load.length).collect(),
             next: 0,
-            lists: (0..usize::from(load.depth))
-                .map(|token| (token, lend_one(PageList::new())))
-                .collect(),
+            lists,
             began: vec![Instant(0); usize::from(load.depth)],
             clock,
             latency: Histogram::default(),
@@ -251,7 +306,9 @@ impl Application {
             assert_eq!(outcome, Ok(self.load.length));
             let token = usize::try_from(token.0).expect("a small number");
             self.latency.add(now.since(self.began[token]).0);
-            self.idle.extend(memory.pop());
+            if self.load.pieces == 1 {
+                self.idle.extend(memory.pop());
+            }
             self.lists.push((token, memory));
             ended += 1;
         }
@@ -265,8 +322,10 @@ impl Application {
             && let Some((token, list)) = self.lists.pop()
         {
             *left -= 1;
-            let range = self.idle.pop_front().expect("more memory than lists");
-            list.push(range).expect("an empty list");
+            if self.load.pieces == 1 {
+                let range = self.idle.pop_front().expect("more memory than lists");
+                list.push(range).expect("an empty list");
+            }
             let offset = self.offsets[self.next];
             self.next = if self.next + 1 == self.offsets.len() {
                 0
@@ -356,6 +415,43 @@ impl Politeness {
     }
 }
 
+/// Fills a list with ranges of equal length, and holes between; what is left of the memory.
+fn scatter(
+    load: Load,
+    list: &mut PageList<'static>,
+    from: Range<'static>,
+) -> Option<Range<'static>> {
+    let each = load.length / load.pieces;
+    let mut rest = Some(from);
+    for _ in 0..load.pieces {
+        let (piece, tail) = rest.take()?.split_at(each).ok()?;
+        list.push(piece).expect("no more than a list holds");
+        rest = match tail.split_at(HOLE) {
+            Ok((_, tail)) => Some(tail),
+            Err(tail) => Some(tail),
+        };
+    }
+    rest
+}
+
+/// A PUT out of many ranges: registered and written with one WRITE, beside gathered by as many as it takes.
+fn sources(row: Row, load: Load) -> Row {
+    let clock = clock();
+    let row = row.granule(load.granule()).bytes(u64::from(load.length));
+    let put = |source: u16| {
+        let load = Load { source, ..load };
+        let [mut near, far] = nodes::pair(load.plan());
+        let mut application = Application::new(&mut near, load, clock, &far);
+        let mut target = Target::new(far, clock);
+        move |n| {
+            application.run(&mut near, n, |now| target.node.turn(now));
+            target.serve(n);
+        }
+    };
+    row.here(Role::Ours, "registered", put(2))
+        .here(Role::Rival, "gathered", put(0))
+}
+
 fn two_cores(row: Row, load: Load, clock: Clock) -> Row {
     let [mut near, far] = nodes::pair(load.plan());
     let application = Application::new(&mut near, load, clock, &far);
@@ -406,6 +502,7 @@ impl Load {
             depth: self.depth.max(8),
             payload: self.payload(),
             profile: Profile::frwr(),
+            source: self.source,
         }
     }
 }
@@ -538,6 +635,7 @@ fn fresh(row: Row) -> Row {
         length: 4096,
         depth: 1,
         cold: false,
+        ..PLAIN
     };
     let plan = Plan {
         payload: FRESH * 4096,

@@ -7,7 +7,7 @@ pub(crate) fn keeps(config: &Config, machine: &Machine<'_>) {
     assert!(!config.nodes.is_empty());
     let tunables = &config.tunables;
     assert!(tunables.peer_credits >= 8 && (1..=257).contains(&tunables.max_frags));
-    assert!(tunables.map_on_demand <= 256);
+    assert!(tunables.map_on_demand <= 256 && tunables.register_sources_from <= 257);
     assert!(config.memory.staging <= 256);
     let Device::Soft(soft) = &config.device else {
         panic!("a software device");

@@ -185,8 +185,8 @@ pub struct Shape {
     pub windows: usize,
     /// Staging buffers (`staging`).
     pub staging: usize,
-    /// From how many ranges on a source is registered, on a device that can
-    /// ([`SOURCE_CROSSOVER`](crate::registration::SOURCE_CROSSOVER)); 0: never. Costs two work requests per transfer.
+    /// From how many ranges on a source is registered, on a device that can; 0: never. Costs two work requests per
+    /// transfer.
     pub register_source_from: u16,
     /// Exported entries.
     pub entries: usize,

@@ -25,9 +25,4 @@ mod stage;
 pub use choice::{Choice, Choices, Mechanism, Outline, Refused, Settings, Why};
 pub use descriptor::{Descriptor, Free};
 pub use scratch::Scratch;
-/// From how many ranges on a source is registered by default, where the device can: a little above the 30 pieces that
-/// one WRITE of the usual card gathers. Not measured; a source that would need a second instalment of WRITEs is
-/// registered from fewer on.
-pub const SOURCE_CROSSOVER: u16 = 32;
-
 pub use stage::{SLICE, STAGE_BYTES, Stage, Stages};
