@@ -84,9 +84,15 @@ struct Choice {
     since: u32,
     period: u32,
     longest: u32,
-    /// Plain copies before one is compared with streaming, where that is in use: streaming stores keep the
-    /// sink out of the caches, and so a single plain copy would find it cold whatever its size.
+    /// Copies of a kind before those that are compared: each way leaves the sinks to the next copy as it likes them
+    /// least, cold or in a cache, so that a single copy of the other way costs more than many would.
     run_up: u32,
+    /// Copies of the kind being compared that are still to be timed; what those before took in all, and the longest.
+    samples: u32,
+    sum: u64,
+    longest_copy: u64,
+    /// Timed copies in a row that did not cost what was usual.
+    alarms: u32,
 }
 
 /// What the next timed copy is for.
@@ -111,12 +117,16 @@ impl Choice {
             period: WATCH,
             longest,
             run_up,
+            samples: SAMPLES,
+            sum: 0,
+            longest_copy: 0,
+            alarms: 0,
         }
     }
 
     /// Whether the copies until the next timed one stream.
     const fn streams(&self) -> bool {
-        self.stream && matches!(self.task, Task::Watch)
+        self.timed_streams()
     }
 
     /// Whether the copy that is timed now streams.
@@ -135,22 +145,34 @@ impl Choice {
             .checked_div(length as u64)
             .unwrap_or(0)
             .max(1);
+        if !matches!(self.task, Task::Watch) {
+            self.sum = self.sum.saturating_add(cost);
+            self.longest_copy = self.longest_copy.max(cost);
+            self.samples -= 1;
+            if self.samples != 0 {
+                return 0;
+            }
+        }
+        let sampled = self.task != Task::Watch;
+        // One that was interrupted says nothing.
+        let usual = ((self.sum - self.longest_copy) / u64::from(SAMPLES - 1)).max(1);
+        (self.samples, self.sum, self.longest_copy) = (SAMPLES, 0, 0);
         let mean = if self.timed_streams() {
             &mut self.streaming
         } else {
             &mut self.plain
         };
         let before = *mean;
-        *mean = match before {
-            0 => cost,
-            // An interrupted copy says nothing: it counts as twice the usual at most.
-            before => before / 2 + cost.min(before * 2) / 2,
-        };
+        if sampled {
+            *mean = usual;
+        }
         match self.task {
             Task::Watch => {
                 let changed = cost > before + before / 2 || before > cost + cost / 2;
                 self.since = self.since.saturating_add(WATCH);
-                if changed {
+                self.alarms = if changed { self.alarms + 1 } else { 0 };
+                if self.alarms == ALARMS {
+                    self.alarms = 0;
                     // What was seen before says nothing of now.
                     (self.plain, self.streaming) = (0, 0);
                     self.period = WATCH;
@@ -164,7 +186,7 @@ impl Choice {
             }
             Task::Plain => {
                 self.task = Task::Streaming;
-                0
+                self.run_up
             }
             Task::Streaming => {
                 self.task = Task::Watch;
@@ -260,11 +282,11 @@ mod x86 {
     std::thread_local! {
         static CHOICES: [Class; CLASSES] = const {
             [
-                Class::new(PERIOD, 64),
-                Class::new(PERIOD, 64),
-                Class::new(PERIOD / 2, 32),
-                Class::new(PERIOD / 2, 16),
-                Class::new(PERIOD / 4, 8),
+                Class::new(PERIOD, 256),
+                Class::new(PERIOD, 256),
+                Class::new(PERIOD, 256),
+                Class::new(PERIOD, 256),
+                Class::new(PERIOD, 256),
             ]
         };
     }
@@ -470,9 +492,14 @@ const fn class(length: usize) -> usize {
 /// Shorter copies never stream: a page is the least that a bulk transfer moves.
 pub const STREAM_FROM: usize = 4096;
 
-/// Where nothing changes, one copy of 4 KiB in so many is a plain one that is timed, and one a streaming one; of
-/// 64 KiB, one in a quarter as many.
-pub const PERIOD: u32 = 1024;
+/// Where nothing changes, both ways are compared once in so many copies.
+pub const PERIOD: u32 = 16_384;
+
+/// Copies of each way that are timed when both are compared.
+const SAMPLES: u32 = 5;
+
+/// So many timed copies in a row that cost something else bring the comparison forward.
+const ALARMS: u32 = 3;
 
 /// One copy in so many is timed by the method in use: a change of its cost brings the comparison forward.
 pub const WATCH: u32 = 64;
@@ -642,7 +669,7 @@ mod tests {
         assert!(!choice.stream);
         let (timed, streamed) = run(&mut choice, all, 200, 250);
         assert_eq!(streamed, 0);
-        assert!(timed < all / 50, "measuring is rare: {timed}");
+        assert!(timed < all / 60, "measuring is rare: {timed}");
         // Too close to call: it stays.
         assert_eq!(run(&mut choice, all, 250, 240).1, 0);
         // And back.
