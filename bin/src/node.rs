@@ -17,6 +17,7 @@ use o2poll_dataplane::time::Ticks;
 use o2poll_dataplane::wire::{Nid, Pid};
 use o2poll_hal::arena::{Arena, ArenaError, HugePages, Lock, Note};
 use o2poll_hal::clock::Clock;
+use o2poll_hal::copy::best_copy;
 use o2poll_soft::{self as soft, Gauges, Ports, Profile, Recorder, Soft, Tap};
 
 use crate::NodeError;
@@ -270,6 +271,7 @@ impl<A: Application, B: Backend> Seat<A, B> {
         };
         let mut poller = Poller::new(device, storage, ends, limits, clock.now())
             .map_err(|source| NodeError::Storage { node: nid, source })?;
+        poller.set_copier(best_copy());
         let mut port = Port {
             submissions,
             events,
@@ -409,7 +411,9 @@ fn device(needs: &Needs, profile: Profile, wires: Wires) -> Option<Device> {
         memories: lend(sizes.memories, || None),
         completions: lend(sizes.completions, soft::CompletionEntry::default),
     };
-    Soft::new(profile, &needs.limits, storage, wires)
+    let mut device = Soft::new(profile, &needs.limits, storage, wires)?;
+    device.set_copier(best_copy());
+    Some(device)
 }
 
 /// A page list of one range.
