@@ -61,7 +61,7 @@ pub(crate) const CASES: &[Case] = &[
             limit: Duration::from_secs(600),
         },
         says: "the verbs driver keeps the laws of the contract on rxe0",
-        routine: false,
+        routine: true,
         program: Some(&CONFORMANCE),
         tshark: false,
         judge: conformance,
