@@ -75,7 +75,7 @@ pub fn copy(copier: Copier, to: &mut [u8], from: &[u8]) {
 /// What one thread has seen of one class of lengths, and what it does next.
 #[derive(Clone, Copy, Debug)]
 struct Choice {
-    /// Ticks per 4 KiB, smoothed; 0: never measured.
+    /// Ticks per 4 KiB when both were compared last; 0: not since the cost has changed.
     plain: u64,
     streaming: u64,
     stream: bool,
@@ -124,13 +124,8 @@ impl Choice {
         }
     }
 
-    /// Whether the copies until the next timed one stream.
+    /// Whether the copies up to the next timed one, and that one, stream.
     const fn streams(&self) -> bool {
-        self.timed_streams()
-    }
-
-    /// Whether the copy that is timed now streams.
-    const fn timed_streams(&self) -> bool {
         match self.task {
             Task::Watch => self.stream,
             Task::Plain => false,
@@ -157,7 +152,7 @@ impl Choice {
         // One that was interrupted says nothing.
         let usual = ((self.sum - self.longest_copy) / u64::from(SAMPLES - 1)).max(1);
         (self.samples, self.sum, self.longest_copy) = (SAMPLES, 0, 0);
-        let mean = if self.timed_streams() {
+        let mean = if self.streams() {
             &mut self.streaming
         } else {
             &mut self.plain
@@ -221,7 +216,7 @@ mod x86 {
     use core::cell::Cell;
     use core::ptr;
 
-    use super::{CLASSES, Choice, Copier, PERIOD, STREAM_FROM, class, overlap};
+    use super::{CLASSES, Choice, Copier, PERIOD, RUN_UP, STREAM_FROM, class, overlap};
 
     type Copy = unsafe fn(*mut u8, *const u8, usize);
 
@@ -281,13 +276,7 @@ mod x86 {
 
     std::thread_local! {
         static CHOICES: [Class; CLASSES] = const {
-            [
-                Class::new(PERIOD, 256),
-                Class::new(PERIOD, 256),
-                Class::new(PERIOD, 256),
-                Class::new(PERIOD, 256),
-                Class::new(PERIOD, 256),
-            ]
+            [const { Class::new(PERIOD, RUN_UP) }; CLASSES]
         };
     }
 
@@ -346,11 +335,7 @@ mod x86 {
     #[cold]
     unsafe fn timed(class: &Class, stream: Copy, to: *mut u8, from: *const u8, length: usize) {
         let mut choice = class.choice.get();
-        let copy: Copy = if choice.timed_streams() {
-            stream
-        } else {
-            move_bytes
-        };
+        let copy: Copy = if choice.streams() { stream } else { move_bytes };
         // SAFETY: RDTSC and MFENCE belong to every x86-64. The fences keep the copy's stores, which may be on
         // their way to memory when it returns, inside what is timed.
         let began = unsafe {
@@ -494,6 +479,9 @@ pub const STREAM_FROM: usize = 4096;
 
 /// Where nothing changes, both ways are compared once in so many copies.
 pub const PERIOD: u32 = 16_384;
+
+/// Copies of one way before it is timed: of 64 KiB as many as push what the other way has left out of most caches.
+const RUN_UP: u32 = 256;
 
 /// Copies of each way that are timed when both are compared.
 const SAMPLES: u32 = 5;
@@ -643,11 +631,7 @@ mod tests {
         for _ in 0..copies {
             if left == 0 {
                 timed += 1;
-                let cost = if choice.timed_streams() {
-                    streaming
-                } else {
-                    plain
-                };
+                let cost = if choice.streams() { streaming } else { plain };
                 left = choice.record(cost, STREAM_FROM);
             } else {
                 left -= 1;
@@ -686,7 +670,7 @@ mod tests {
         let (mut left, mut plain_before) = (0, 0);
         for _ in 0..4 * PERIOD {
             let streams = if left == 0 {
-                let streams = choice.timed_streams();
+                let streams = choice.streams();
                 let cost = match (streams, plain_before) {
                     (true, _) => 400,
                     (false, 0..32) => 700,

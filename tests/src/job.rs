@@ -50,6 +50,22 @@ pub struct Jobs {
 }
 
 impl Job {
+    /// All of the target's buffer at once, of which its application is told.
+    #[must_use]
+    pub const fn new(from: usize, operation: Operation, length: u32, near: Cut, far: Cut) -> Self {
+        Self {
+            from,
+            operation,
+            length,
+            remote_offset: 0,
+            tail: 0,
+            near,
+            far,
+            told: true,
+            gap: 0,
+        }
+    }
+
     const fn is_put(&self) -> bool {
         matches!(self.operation, Operation::Put { .. })
     }

@@ -40,20 +40,6 @@ const fn gapped(piece: u32) -> Cut {
     }
 }
 
-const fn job(from: usize, operation: Operation, length: u32, near: Cut, far: Cut) -> Job {
-    Job {
-        from,
-        operation,
-        length,
-        remote_offset: 0,
-        tail: 0,
-        near,
-        far,
-        told: true,
-        gap: 0,
-    }
-}
-
 /// Runs `body` and frees what its worlds stood on.
 #[expect(unsafe_code, reason = "the harness lends what it must take back")]
 fn alone(body: impl FnOnce()) {
@@ -83,10 +69,10 @@ fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces() {
                 let cut = gapped(4081);
                 assert_eq!(cut.lengths(length).len(), 257);
                 let jobs = [
-                    job(0, operation, length, cut, cut),
-                    job(1, operation, length, cut, Cut::flat(1)),
-                    job(0, operation, MEBIBYTE, Cut::flat(4095), cut),
-                    job(1, operation, 4000, gapped(17), gapped(16)),
+                    Job::new(0, operation, length, cut, cut),
+                    Job::new(1, operation, length, cut, Cut::flat(1)),
+                    Job::new(0, operation, MEBIBYTE, Cut::flat(4095), cut),
+                    Job::new(1, operation, 4000, gapped(17), gapped(16)),
                 ];
                 Jobs::run(&mut world, connection, &jobs, |_| {});
                 for node in &world.nodes {
@@ -119,10 +105,10 @@ fn nodes_that_are_not_alike_move_all_shapes_both_ways() {
                         let mut world = World::mixed(setups);
                         let connection = world.connect_at(depth);
                         let jobs = [
-                            job(0, PUT, 50_000, gapped(999), gapped(3001)),
-                            job(1, PUT, 50_000, Cut::flat(1), gapped(4096)),
-                            job(0, GET, 50_000, gapped(2500), Cut::pages(0)),
-                            job(1, ROUTED_GET, 50_000, Cut::pages(7), gapped(777)),
+                            Job::new(0, PUT, 50_000, gapped(999), gapped(3001)),
+                            Job::new(1, PUT, 50_000, Cut::flat(1), gapped(4096)),
+                            Job::new(0, GET, 50_000, gapped(2500), Cut::pages(0)),
+                            Job::new(1, ROUTED_GET, 50_000, Cut::pages(7), gapped(777)),
                         ];
                         Jobs::run(&mut world, connection, &jobs, |_| {});
                         world.end();
@@ -137,7 +123,7 @@ fn nodes_that_are_not_alike_move_all_shapes_both_ways() {
 fn counted(setups: [Setup; 2], far: Cut) -> [u64; 5] {
     let mut world = World::mixed(setups);
     let connection = world.connect();
-    let jobs = [job(0, PUT, 40_000, Cut::flat(0), far)];
+    let jobs = [Job::new(0, PUT, 40_000, Cut::flat(0), far)];
     Jobs::run(&mut world, connection, &jobs, |_| {});
     let counters = world.nodes[1].counters;
     let counted = [
@@ -212,7 +198,7 @@ fn a_registered_source_is_written_at_once() {
         if operation == PUT {
             core::mem::swap(&mut near, &mut far);
         }
-        let jobs = [job(0, operation, 80_000, near, far); 3];
+        let jobs = [Job::new(0, operation, 80_000, near, far); 3];
         Jobs::run(&mut world, connection, &jobs, |_| {});
         let source = usize::from(operation != PUT);
         let node = &mut world.nodes[source];
@@ -359,7 +345,13 @@ fn an_empty_pool_makes_transfers_wait_and_the_peers_have_their_share() {
     let mut jobs = Vec::new();
     for from in [0, 1] {
         for operation in [PUT, GET, ROUTED_GET, GET] {
-            jobs.push(job(from, operation, 300_000, gapped(9000), gapped(7000)));
+            jobs.push(Job::new(
+                from,
+                operation,
+                300_000,
+                gapped(9000),
+                gapped(7000),
+            ));
         }
     }
     Jobs::run(&mut world, connection, &jobs, |_| {});

@@ -12,20 +12,6 @@ const PUT: Operation = Operation::Put {
 const GET: Operation = Operation::Get { optimized: true };
 const ROUTED_GET: Operation = Operation::Get { optimized: false };
 
-const fn job(from: usize, operation: Operation, length: u32, near: Cut, far: Cut) -> Job {
-    Job {
-        from,
-        operation,
-        length,
-        remote_offset: 0,
-        tail: 0,
-        near,
-        far,
-        told: true,
-        gap: 0,
-    }
-}
-
 /// Pieces of so many bytes, 8 bytes apart.
 const fn gapped(piece: u32) -> Cut {
     Cut {
@@ -72,7 +58,7 @@ fn lu_8057_two_hundred_and_fifty_seven_fragments_go_under_one_key() {
     for operation in [PUT, GET, ROUTED_GET] {
         let counted = run(
             Setup::new(Profile::frwr()),
-            &[job(1, operation, length, cut, cut)],
+            &[Job::new(1, operation, length, cut, cut)],
         );
         let lists: u64 = counted.iter().map(|node| node[0]).sum();
         assert_eq!(lists, 1, "one registration for the whole sink");
@@ -87,7 +73,13 @@ fn lu_15092_lu_9500_a_mebibyte_at_every_odd_offset() {
                 let cut = Cut::flat(offset);
                 run(
                     Setup::new(profile),
-                    &[job(0, operation, 1 << 20, cut, Cut::flat(4096 - offset))],
+                    &[Job::new(
+                        0,
+                        operation,
+                        1 << 20,
+                        cut,
+                        Cut::flat(4096 - offset),
+                    )],
                 );
             }
         }
@@ -95,7 +87,7 @@ fn lu_15092_lu_9500_a_mebibyte_at_every_odd_offset() {
     // 257 pages by page list.
     let counted = run(
         pages_only(),
-        &[job(1, GET, 1 << 20, Cut::pages(1), Cut::flat(0))],
+        &[Job::new(1, GET, 1 << 20, Cut::pages(1), Cut::flat(0))],
     );
     assert_eq!(counted[1][..2], [0, 1]);
 }
@@ -105,7 +97,7 @@ fn page_lists_take_page_shaped_memory() {
     for offset in [0, 1, 4095] {
         for operation in [PUT, GET, ROUTED_GET] {
             let cut = Cut::pages(offset);
-            let counted = run(pages_only(), &[job(0, operation, 100_000, cut, cut)]);
+            let counted = run(pages_only(), &[Job::new(0, operation, 100_000, cut, cut)]);
             let sink = usize::from(operation == PUT);
             assert_eq!(counted[sink][..2], [0, 1], "{offset} {operation:?}");
         }
@@ -153,13 +145,13 @@ fn lu_10089_lu_20400_page_lists_refuse_gaps_by_name_and_leak_nothing() {
         hole: 4100,
         ..Cut::pages(0)
     };
-    let jobs = [GET, ROUTED_GET].map(|operation| job(1, operation, 8192, late, Cut::flat(0)));
+    let jobs = [GET, ROUTED_GET].map(|operation| Job::new(1, operation, 8192, late, Cut::flat(0)));
     Jobs::run(&mut world, connection, &jobs, |_| {});
     // The connection is as good as new.
     Jobs::run(
         &mut world,
         connection,
-        &[job(1, GET, 9000, Cut::flat(0), gapped(500))],
+        &[Job::new(1, GET, 9000, Cut::flat(0), gapped(500))],
         |_| {},
     );
     world.end();
@@ -172,17 +164,17 @@ fn page_shaped_lists_beyond_a_short_fragment_list_go_as_page_lists() {
     for operation in [PUT, GET] {
         let cut = Cut::pages(0);
         assert_eq!(cut.lengths(1 << 20).len(), 256);
-        let counted = run(setup, &[job(0, operation, 1 << 20, cut, cut)]);
+        let counted = run(setup, &[Job::new(0, operation, 1 << 20, cut, cut)]);
         let sink = usize::from(operation == PUT);
         assert_eq!(counted[sink][..2], [0, 1], "256 pages");
         let counted = run(
             setup,
-            &[job(0, operation, 16384, gapped(4096), gapped(4096))],
+            &[Job::new(0, operation, 16384, gapped(4096), gapped(4096))],
         );
         assert_eq!(counted[sink][..2], [1, 0], "4 fragments");
     }
     // Five fragments with gaps fit neither.
-    let refused = job(0, GET, 4096 * 4 + 1, gapped(4096), Cut::flat(0));
+    let refused = Job::new(0, GET, 4096 * 4 + 1, gapped(4096), Cut::flat(0));
     assert_eq!(run(setup, &[refused])[0][..2], [0, 0]);
 }
 
@@ -200,7 +192,7 @@ fn long_source_lists_go_in_instalments() {
                     core::mem::swap(&mut near, &mut far);
                 }
                 // Three at a time: their instalments interleave.
-                let jobs = [job(1, operation, length, near, far); 3];
+                let jobs = [Job::new(1, operation, length, near, far); 3];
                 let counted = run(setup, &jobs);
                 let source = usize::from(operation == PUT);
                 let writes = 3 * u64::from(pieces.div_ceil(max_sge));
@@ -217,9 +209,9 @@ fn a_window_takes_one_contiguous_range_and_no_more() {
         let counted = run(
             setup,
             &[
-                job(0, operation, 50_000, Cut::flat(1), Cut::flat(4095)),
-                job(1, operation, 50_000, gapped(999), gapped(999)),
-                job(1, operation, 3976, gapped(99), gapped(99)),
+                Job::new(0, operation, 50_000, Cut::flat(1), Cut::flat(4095)),
+                Job::new(1, operation, 50_000, gapped(999), gapped(999)),
+                Job::new(1, operation, 3976, gapped(99), gapped(99)),
             ],
         );
         assert_eq!(counted[0][..2], [0, 0]);

@@ -72,7 +72,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         length: u32,
         own: bool,
     ) -> Option<Cover<'a>> {
-        let choices = self.connections.get(connection)?.choices;
+        let choices = &self.connections.get(connection)?.choices;
         let takes_window = choices.takes_window(mechanism, length);
         let takes_stage = mechanism == Mechanism::Staging;
         if (takes_window && !self.windows.has(own)) || (takes_stage && !self.stages.has(own)) {
@@ -105,7 +105,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get(connection) else {
             return false;
         };
-        let choices = state.choices;
+        let choices = &state.choices;
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return false;
         };
@@ -121,6 +121,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         if by == Mechanism::Arena {
             // Its key is good for as long as the node runs, and from here on a peer knows it.
             self.counters.arena_exposed.set(1);
+            return true;
+        }
+        // A chain that was taken in part: its REGISTER went, its message did not.
+        if transfer
+            .window
+            .as_ref()
+            .is_some_and(|window| !window.needs_register())
+        {
             return true;
         }
         let zero_based = self.capabilities.zero_based;
@@ -144,9 +152,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         let (Some(layout), Some(window)) = (layout, transfer.window.as_mut()) else {
             return false;
         };
-        if !window.needs_register() {
-            return true;
-        }
         window.name();
         let id = pack(Kind::Register, handle);
         let wr = SendWr::Register {

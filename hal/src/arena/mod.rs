@@ -145,11 +145,10 @@ impl Arena {
             .ok_or_else(|| exhausted(self.taken.load(Ordering::Relaxed)))?;
         // SAFETY: `place` keeps `start + bytes` within the mapping.
         let piece = unsafe { self.mapping.base().add(start) };
-        // SAFETY: `piece` points to `bytes` bytes of the mapping, which are zeroed or file content,
-        // hence initialised. The counter only grows, so no other range holds any of them, and the
-        // arena itself touches its bytes only in `fill`, before it can be borrowed. The mapping
-        // lives until the arena drops, and the range borrows the arena. Whether `lkey` is the key
-        // of these bytes is for the device to check; a wrong one is refused there.
+        // The counter only grows, so no other range holds any of these bytes, and the arena itself touches them only in
+        // `fill`, before it can be borrowed. Whether `lkey` is theirs is for the device to check, which refuses a wrong one.
+        // SAFETY: `bytes` bytes of the mapping, zeroed or file content and hence initialised, are held by nobody else, as
+        // said above; the mapping lives until the arena drops, and the range borrows the arena.
         unsafe { Range::new(piece, bytes, lkey) }.ok_or(TakeError::TooLong { bytes })
     }
 
