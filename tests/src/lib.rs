@@ -26,4 +26,4 @@ pub use mover::Mover;
 pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
-pub use world::{NAMES, STAMPS, Setup, World};
+pub use world::{NAMES, STAMPS, Setup, Short, World};

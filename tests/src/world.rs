@@ -53,10 +53,21 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
-    /// Entries that the send queues of a lab's node are short of what was asked for.
-    pub short: u32,
+    /// What the queues of a lab's node are short of.
+    pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
+}
+
+/// Entries that queues have fewer than was asked for: the control of a test of their lengths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Short {
+    /// Of each send queue.
+    pub sends: u32,
+    /// Of each receive queue.
+    pub receives: u32,
+    /// Of the completion queue.
+    pub completions: u32,
 }
 
 impl Setup {
@@ -96,7 +107,11 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
-            short: 0,
+            short: Short {
+                sends: 0,
+                receives: 0,
+                completions: 0,
+            },
             quiet: false,
         }
     }

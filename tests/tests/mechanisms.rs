@@ -6,7 +6,7 @@ use o2poll_dataplane::poller::{Order, Reason, Shape};
 use o2poll_dataplane::wire::Body;
 use o2poll_soft::Profile;
 use o2poll_tests::lab::told;
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::raw_peer::Grant;
 use o2poll_tests::{Cut, Job, Jobs, Lab, Setup, World};
 
@@ -38,13 +38,6 @@ const fn gapped(piece: u32) -> Cut {
         trim: 1,
         hole: 8,
     }
-}
-
-/// Runs `body` and frees what its worlds stood on.
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
-fn alone(body: impl FnOnce()) {
-    // SAFETY: the worlds of `body` end in it.
-    unsafe { reclaim(body) };
 }
 
 /// A node that refuses no shape: staging buffers, and the arena's key where there is no other.
