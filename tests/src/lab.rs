@@ -148,7 +148,10 @@ impl Lab {
         let (ours, theirs) = (self.numbers, self.numbers + 1);
         let port = u16::try_from(peer).expect("few peers");
         self.peers[peer].open(theirs, ours, terms.queue_depth);
-        self.node.poller.nic().set_depth(terms.queue_depth);
+        self.node
+            .poller
+            .nic()
+            .set_terms(terms.queue_depth, terms.max_frags);
         self.node.order(Order::Adopt {
             qp: QueuePair::new(
                 ours,

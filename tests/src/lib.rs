@@ -6,6 +6,7 @@
 
 pub mod arena;
 pub mod book;
+pub mod dial;
 pub mod hostile;
 pub mod job;
 pub mod lab;

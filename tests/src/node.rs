@@ -150,7 +150,7 @@ impl Node {
         if setup.registration.expose_arena {
             device.expose(RKey(arena.key().0));
         }
-        device.set_depth(limits.shape.queue_depth);
+        device.set_terms(limits.shape.queue_depth, setup.max_frags);
         if setup.quiet {
             device.be_quiet();
             events.close();

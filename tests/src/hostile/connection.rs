@@ -394,7 +394,7 @@ impl Bench {
         self.peers[of].open(theirs, ours, depth);
         let port = u16::try_from(of).expect("two");
         let qp = QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr);
-        self.node.poller.nic().set_depth(depth);
+        self.node.poller.nic().set_terms(depth, terms.max_frags);
         self.node.order(Order::Adopt {
             qp,
             terms,
