@@ -416,6 +416,43 @@ impl<A: Application> Control<A> {
         }
     }
 
+    /// Ends a connection, and waits until it is gone on this side.
+    ///
+    /// # Errors
+    /// When `of` is not here, when the connection does not end in time, and whatever [`turn`](Self::turn) tells meanwhile.
+    pub fn disconnect(
+        &mut self,
+        of: Nid,
+        connection: Handle,
+        timeout: Duration,
+    ) -> Result<(), NodeError> {
+        let side = self.sides.iter_mut().find(|side| side.nid == of);
+        let side = side.ok_or(NodeError::NoNode(of))?;
+        let Some(id) = side.connections.get(&connection).copied() else {
+            return Ok(());
+        };
+        let dial = side.manager.dialed(id);
+        side.manager.close(id);
+        let give_up = Instant::now() + timeout;
+        loop {
+            self.turn(SHORT)?;
+            let side = self.sides.iter_mut().find(|side| side.nid == of);
+            let side = side.ok_or(NodeError::NoNode(of))?;
+            if side.manager.peer(id).is_none() {
+                if let Some(dial) = dial {
+                    side.manager.forget(dial);
+                }
+                return Ok(());
+            }
+            if Instant::now() >= give_up {
+                return Err(NodeError::Late {
+                    what: "the end of a connection",
+                    after: timeout,
+                });
+            }
+        }
+    }
+
     /// Tells every application to come to an end.
     pub fn finish(&mut self) {
         for side in &mut self.sides {
