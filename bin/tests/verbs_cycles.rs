@@ -119,10 +119,7 @@ fn five_hundred_connections_that_come_and_go_under_load_leave_nothing() {
         took.as_secs_f64()
     );
     assert!(work < FAILED, "a GET of the load failed");
-    assert!(
-        work >= 10,
-        "there was no load: {work} GETs in {took:?}"
-    );
+    assert!(work >= 10, "there was no load: {work} GETs in {took:?}");
     assert_eq!(after.objects, settled.objects, "the kernel holds more");
     assert_eq!(after.files, settled.files, "more files are open");
     assert!(
@@ -180,11 +177,7 @@ impl Held {
             .unwrap();
         Self {
             files: fs::read_dir("/proc/self/fd").unwrap().count(),
-            kibibytes: data
-                .trim()
-                .trim_end_matches(" kB")
-                .parse()
-                .unwrap(),
+            kibibytes: data.trim().trim_end_matches(" kB").parse().unwrap(),
             objects: kernel_objects(device),
         }
     }

@@ -115,6 +115,8 @@ pub struct Control<A: Application> {
     notes: Vec<String>,
     log: Vec<String>,
     lost: Option<NodeError>,
+    /// It was told that the device goes.
+    removed: bool,
     closing: bool,
 }
 
@@ -194,7 +196,7 @@ impl<A: Application> Control<A> {
             let stamp = stamp.wrapping_add(u64::try_from(index).unwrap_or(0));
             let max_sge = profile.capabilities.max_sge;
             let domain = Domain::new(&device).map_err(rdma)?;
-            let cq = CompletionQueue::new(&device, needs.sizes.cqe, false).map_err(rdma)?;
+            let cq = CompletionQueue::in_domain(&domain, needs.sizes.cqe, false).map_err(rdma)?;
             let settings = Settings {
                 local: Local {
                     nid: node.nid,
@@ -291,6 +293,7 @@ impl<A: Application> Control<A> {
             device,
             log: Vec::new(),
             lost: None,
+            removed: false,
             closing: false,
         };
         match control.spawn(blueprints) {
@@ -464,7 +467,8 @@ impl<A: Application> Control<A> {
     /// descriptor readable, so the sleep is short while they are waited for.
     ///
     /// # Errors
-    /// A device or a thread that failed, or a connection that ended unasked.
+    /// A device or a thread that failed, a connection that ended unasked, or, once, a device that is being removed: then
+    /// its connections end, and [`stop`](Self::stop) lets go of it.
     pub fn turn(&mut self, patience: Duration) -> Result<(), NodeError> {
         let mut descriptors: Vec<BorrowedFd<'_>> = self
             .sides
@@ -502,6 +506,12 @@ impl<A: Application> Control<A> {
             }
             self.log.extend(side.manager.log());
             side.flush();
+            if side.manager.is_removed() && !self.removed {
+                self.removed = true;
+                self.lost = Some(NodeError::Removed {
+                    device: self.device.name().to_owned(),
+                });
+            }
         }
         Ok(())
     }

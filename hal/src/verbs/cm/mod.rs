@@ -280,6 +280,7 @@ pub struct Manager {
     effects: Vec<Effect>,
     log: Vec<String>,
     unprivileged: bool,
+    removed: bool,
     last_id: Id,
 }
 
@@ -321,6 +322,7 @@ impl Manager {
             effects: Vec::new(),
             log: Vec::new(),
             unprivileged: false,
+            removed: false,
             last_id: 0,
         })
     }
@@ -421,6 +423,13 @@ impl Manager {
         self.unprivileged
     }
 
+    /// Whether the device is being removed. The removal waits, for ever if need be, until everything that was made on the
+    /// device is destroyed and the device is closed: what is left to do is to come to an end.
+    #[must_use]
+    pub const fn is_removed(&self) -> bool {
+        self.removed
+    }
+
     /// Takes what has happened, looks at the time, and says what is to be done.
     ///
     /// # Errors
@@ -465,6 +474,7 @@ impl Manager {
                 }
             }
             super::Event::DeviceGone => {
+                self.removed = true;
                 for id in self.alive() {
                     self.feed(id, Event::DeviceRemoval);
                 }
@@ -654,6 +664,7 @@ impl Manager {
     }
 
     fn take(&mut self, mut happening: Happening) {
+        self.removed |= happening.event == Event::DeviceRemoval;
         if let Some(cm) = happening.request.take() {
             // Whose it is, its private data say.
             let id = self.add(cm, Nid::ANY);
