@@ -1,6 +1,8 @@
 //! The cases, and what each must have left behind.
 
+use core::fmt::Write as _;
 use core::time::Duration;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -153,6 +155,19 @@ pub(crate) const CASES: &[Case] = &[
         tshark: false,
         judge: calls::judge,
     },
+    Case {
+        script: Script {
+            name: "faults",
+            text: include_str!("../../guest/faults.sh"),
+            guests: 1,
+            limit: Duration::from_secs(480),
+        },
+        says: "a port that goes down, a device that is taken away and missing rights are told in plain words, and kill nobody",
+        routine: true,
+        programs: &[&O2POLL],
+        tshark: false,
+        judge: output,
+    },
 ];
 
 /// Something that is built before guests boot; they see the host's files.
@@ -215,7 +230,8 @@ fn conformance(_: &Workspace, folder: &Path) -> Result<String> {
     Ok(format!("{passed} tests"))
 }
 
-/// What both nodes say, as Wireshark's dissector of LNet reads it.
+/// What both nodes say, as Wireshark's dissector of LNet reads it: the handshake, every kind of message that the job needs,
+/// each as long as it says, and the WRITEs between them.
 fn capture(workspace: &Workspace, folder: &Path) -> Result<String> {
     let frames = tshark(
         workspace,
@@ -223,37 +239,61 @@ fn capture(workspace: &Workspace, folder: &Path) -> Result<String> {
         &[
             "ip.src",
             "infiniband.bth.opcode",
-            "lnet.msg_type",
+            "lnet.ib.type",
+            "lnet.ib.nob",
+            "udp.length",
+            "lnet.payload_length",
             "_ws.malformed",
         ],
     )?;
-    let of = |source: &str, test: &dyn Fn(&[String]) -> bool| {
-        frames
-            .iter()
-            .filter(|fields| fields.first().is_some_and(|found| found == source) && test(fields))
-            .count()
-    };
-    let is = |at: usize, value: &'static str| {
-        move |fields: &[String]| fields.get(at).is_some_and(|found| found == value)
-    };
-    ensure!(
-        frames
-            .iter()
-            .all(|fields| fields.get(3).is_none_or(String::is_empty)),
-        "Wireshark calls frames malformed"
-    );
-    let mut remark = Vec::new();
-    for source in ["10.9.0.1", "10.9.0.2"] {
-        let lnet = of(source, &|fields: &[String]| {
-            fields.get(2).is_some_and(|kind| !kind.is_empty())
-        });
-        ensure!(lnet > 0, "Wireshark finds no LNet message from {source}");
-        // RDMA WRITE First is 6, Only is 10.
-        let writes = of(source, &is(1, "6")) + of(source, &is(1, "10"));
-        ensure!(writes > 0, "no RDMA WRITE from {source}");
-        remark.push(format!("{source}: {lnet} messages, {writes} WRITEs"));
+    let mut seen: BTreeMap<(&str, &str), u64> = BTreeMap::new();
+    for fields in &frames {
+        let [source, opcode, kind, nob, length, payload, malformed] = fields.as_slice() else {
+            continue;
+        };
+        // Wireshark 4.0 takes the unused end of a GET_REQ's LNet header for what follows it, and has no place for the payload
+        // of a message: a descriptor with many fragments, and bytes left over.
+        let misread = kind == "0xd6" || (kind == "0xd1" && payload.parse().unwrap_or(0) > 0);
+        ensure!(
+            malformed.is_empty() || misread,
+            "Wireshark calls a message of type {kind:?}, opcode {opcode}, malformed"
+        );
+        let what = match (opcode.as_str(), kind.as_str()) {
+            (SEND_ONLY, kind) if !kind.is_empty() => {
+                // UDP header, base transport header, invariant CRC.
+                let carried = length.parse::<u32>()?.saturating_sub(8 + 12 + 4);
+                ensure!(
+                    nob.parse::<u32>()? == carried,
+                    "a message of type {kind} says that it has {nob} bytes, and has {carried}"
+                );
+                kind
+            }
+            (_, "") if [WRITE_FIRST, WRITE_ONLY].contains(&opcode.as_str()) => "WRITE",
+            (_, kind) => kind,
+        };
+        *seen.entry((source, what)).or_default() += 1;
     }
-    Ok(remark.join("; "))
+    let mut remark = String::new();
+    for (source, what, name) in [
+        (INITIATOR, "0xc0", "CONNREQ"),
+        (TARGET, "0xc1", "CONNACK"),
+        (INITIATOR, "0xd1", "IMMEDIATE"),
+        (INITIATOR, "0xd2", "PUT_REQ"),
+        // PUT_NAK's number is 0xd3, and nothing is refused.
+        (TARGET, "0xd4", "PUT_ACK"),
+        (INITIATOR, "0xd5", "PUT_DONE"),
+        (INITIATOR, "0xd6", "GET_REQ"),
+        (TARGET, "0xd7", "GET_DONE"),
+        (INITIATOR, "WRITE", "WRITEs"),
+        (TARGET, "WRITE", "WRITEs"),
+    ] {
+        let count = seen.get(&(source, what)).copied().unwrap_or(0);
+        ensure!(count > 0, "no {name} from {source}");
+        write!(remark, "{count} {name}, ")?;
+    }
+    let other = seen.keys().find(|(_, what)| *what == "0xd3");
+    ensure!(other.is_none(), "a PUT was refused");
+    Ok(remark.trim_end_matches(", ").to_owned())
 }
 
 fn device(_: &Workspace, folder: &Path) -> Result<String> {
@@ -321,3 +361,11 @@ fn tshark(workspace: &Workspace, capture: &Path, fields: &[&str]) -> Result<Vec<
         .filter(|found: &Vec<String>| found.len() == fields.len())
         .collect())
 }
+
+const TARGET: &str = "10.9.0.1";
+const INITIATOR: &str = "10.9.0.2";
+
+/// Opcodes of RC.
+const SEND_ONLY: &str = "4";
+const WRITE_FIRST: &str = "6";
+const WRITE_ONLY: &str = "10";
