@@ -847,13 +847,7 @@ mod tests {
             ],
             &[I::Admitted, I::PostedGetReq, I::GetDone, I::Dead],
             // The same, with a mapping that the control side makes, and with one that it cannot make.
-            &[
-                I::Unmapped,
-                I::Mapped,
-                I::PostedGetReq,
-                I::GetDone,
-                I::Dead,
-            ],
+            &[I::Unmapped, I::Mapped, I::PostedGetReq, I::GetDone, I::Dead],
             &[I::Unmapped, I::Unmappable],
             &[I::Unmapped, I::Expired],
             &[
@@ -866,7 +860,13 @@ mod tests {
                 I::PutDone,
                 I::Dead,
             ],
-            &[I::Admitted, I::PostedGet, I::Unmapped, I::Expired, I::Unmappable],
+            &[
+                I::Admitted,
+                I::PostedGet,
+                I::Unmapped,
+                I::Expired,
+                I::Unmappable,
+            ],
             // GET as a message: the REPLY in a message, and in a PUT_REQ.
             &[I::Admitted, I::PostedGet, I::Completed, I::Reply],
             &[

@@ -52,6 +52,7 @@ const fn shape(queue_depth: u16, writes_at_once: u16) -> Shape {
         waiting: 0,
         windows: 2 * queue_depth as usize,
         staging: 0,
+        mappings: 0,
         register_source_from: 0,
         entries: 4,
     }

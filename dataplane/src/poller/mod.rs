@@ -283,6 +283,15 @@ impl Shape {
             .saturating_add(3)
     }
 
+    /// Reports that the pool of mappings may want room for: what a list and a batch take.
+    #[must_use]
+    pub const fn reports_of_mappings(&self) -> usize {
+        match self.mappings {
+            0 => 0,
+            mappings => mappings.saturating_add(map::REPORTS),
+        }
+    }
+
     /// How long each slice must be.
     #[must_use]
     pub fn sizes(&self) -> Sizes {

@@ -11,9 +11,7 @@ use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
-use crate::registration::{
-    Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stock,
-};
+use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stock};
 use crate::transfer::{Input, Phase, Place, Transfer};
 use crate::wire::{self, Fragment};
 

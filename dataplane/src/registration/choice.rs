@@ -70,7 +70,9 @@ impl fmt::Display for Why {
             Self::FitsFragmentList => "the device takes a fragment list of that length",
             Self::PageShaped => "whole pages, and the device takes a page list of that length",
             Self::Contiguous => "one range, and the device has windows",
-            Self::Mappable => "whole pages, mapped by the control side: the key stays alive until it is flushed",
+            Self::Mappable => {
+                "whole pages, mapped by the control side: the key stays alive until it is flushed"
+            }
             Self::BelowMapOnDemand => "exposed, and fewer fragments than map_on_demand",
             Self::OnlyArena => "exposed, and nothing else covers it",
             Self::NoKeyCovers => "no key covers it: copied",

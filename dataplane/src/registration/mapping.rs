@@ -72,7 +72,10 @@ pub enum Next {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Asked,
-    Live { region: Region, key: RKey },
+    Live {
+        region: Region,
+        key: RKey,
+    },
     Refused,
     /// With the control side, to be unmapped.
     Dying,
@@ -152,13 +155,13 @@ impl<'a> Mappings<'a> {
             *set = Ways::default();
         }
         Self {
-            slots: Pool::new(slots),
             sets,
             mask: sets_used.saturating_sub(1),
             unused: Queue::new(),
             dying: Queue::new(),
             batch: Batch::None,
-            trigger: trigger.max(1),
+            // More than there are could never stand.
+            trigger: trigger.min(slots.len()).max(1),
             caches,
             short: false,
             epoch: 0,
@@ -167,6 +170,7 @@ impl<'a> Mappings<'a> {
             live: 0,
             dirty: 0,
             exposed: 0,
+            slots: Pool::new(slots),
         }
     }
 
@@ -437,9 +441,9 @@ impl<'a> Mappings<'a> {
     fn find(&self, hash: u64, owner: Owner, pieces: &[Sge]) -> Option<Handle> {
         let ways = self.sets.get(self.set_of(hash))?;
         ways.0.iter().flatten().copied().find(|handle| {
-            self.slots
-                .get(*handle)
-                .is_some_and(|state| state.cached && state.owner == owner && state.pieces == *pieces)
+            self.slots.get(*handle).is_some_and(|state| {
+                state.cached && state.owner == owner && state.pieces == *pieces
+            })
         })
     }
 

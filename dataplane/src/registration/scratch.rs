@@ -309,7 +309,8 @@ pub(super) mod tests {
         let mut scratch = Scratch::new();
         let by = Mechanism::FragmentList;
         let caps = capabilities(Mechanisms::all());
-        let table = |caps: &Capabilities| Choices::new(caps, Settings::PRIVATE, 257, Stock::default());
+        let table =
+            |caps: &Capabilities| Choices::new(caps, Settings::PRIVATE, 257, Stock::default());
         for (offset, length) in [(0, 400), (50, 350), (0, 399), (120, 10), (400, 0), (0, 0)] {
             let expected: Vec<_> = list.slice(offset, length).collect();
             let chosen = table(&caps).choose_for(&mut scratch, &list, offset, length);
