@@ -169,6 +169,7 @@ impl<N: Nic> Poller<'_, N> {
             transfer.window = cover.window;
             transfer.stage = cover.stage;
             transfer.admitted = true;
+            transfer.queued = false;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
             self.transfers.pop_front(&mut state.waiting);
