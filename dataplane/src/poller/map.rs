@@ -247,7 +247,7 @@ impl<N: Nic> Poller<'_, N> {
         // The last place is for the end of the batch.
         while self.mappings.is_filling() && work < PER_POLL && self.ends.reports.free() > 1 {
             work = work.saturating_add(1);
-            match self.mappings.next() {
+            match self.mappings.next_unused() {
                 Next::Skip => {}
                 Next::Unmap(region) => {
                     self.counters.mappings_unmapped.add(1);

@@ -193,7 +193,7 @@ pub struct Choices {
     page_shift: u8,
     window: bool,
     /// Most pages of a mapping; 0 where there are none.
-    mapped_pages: usize,
+    mapped_pages: u32,
     /// Most fragments of a descriptor with the arena's key; 0 where it is not exposed.
     arena: usize,
     map_on_demand: usize,
@@ -226,7 +226,7 @@ impl Choices {
             page_shift: capabilities.page_shift,
             window: has.contains(Mechanisms::WINDOW),
             mapped_pages: if has.contains(Mechanisms::MAPPINGS) && stock.mappings {
-                capabilities.max_pages as usize
+                capabilities.max_pages
             } else {
                 0
             },
@@ -311,7 +311,7 @@ impl Choices {
             });
         }
         if let Some(pages) = outline.pages
-            && pages <= self.mapped_pages
+            && pages <= self.mapped_pages as usize
         {
             return Some(Choice {
                 mechanism: Mechanism::Mapping,
@@ -323,24 +323,24 @@ impl Choices {
 
     /// Longest list of pages that anything here takes.
     const fn most_pages(&self) -> usize {
-        if self.pages > self.mapped_pages {
+        let mapped = self.mapped_pages as usize;
+        if self.pages > mapped {
             self.pages
         } else {
-            self.mapped_pages
+            mapped
         }
     }
 
     /// Bytes of a staging buffer that its mapping lies over: all of them, if so many can be mapped.
     #[must_use]
     pub const fn mapped_stage(&self) -> u32 {
-        let most = match (self.mapped_pages as u64).checked_shl(self.page_shift as u32) {
-            Some(most) => most,
-            None => u64::MAX,
+        let page = match 1_u32.checked_shl(self.page_shift as u32) {
+            Some(page) => page,
+            None => u32::MAX,
         };
-        if most < STAGE_BYTES as u64 {
-            most as u32
-        } else {
-            STAGE_BYTES
+        match self.mapped_pages.checked_mul(page) {
+            Some(most) if most < STAGE_BYTES => most,
+            _ => STAGE_BYTES,
         }
     }
 

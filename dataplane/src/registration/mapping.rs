@@ -372,7 +372,7 @@ impl<'a> Mappings<'a> {
     }
 
     /// The next of the batch that is being filled.
-    pub fn next(&mut self) -> Next {
+    pub fn next_unused(&mut self) -> Next {
         let Batch::Filling { left, gone } = self.batch else {
             return Next::End;
         };
@@ -509,7 +509,6 @@ impl<'a> Mappings<'a> {
         }
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "any bits of a hash do")]
     const fn set_of(&self, hash: u64) -> usize {
         (hash >> 24) as usize & self.mask
     }
