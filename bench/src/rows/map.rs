@@ -8,6 +8,7 @@
 //! places for lists each, so that all find the caches in the same state.
 //!
 //! * fragment list, page list, window: as said. A window is over one range, of so many pages.
+//! * mapping: found in the pool, used and given back. The control side made it, and unmaps it, at its leisure.
 //! * arena: nothing is registered; a fragment for each piece goes into the message, a PUT_ACK.
 //! * staging: a window over one buffer, and when it is dead its bytes are copied to where they belong. The floor is that
 //!   copy. One range is never staged.
@@ -17,11 +18,13 @@ use core::hint::black_box;
 
 use o2poll_dataplane::memory::{Copier, PageList, Range};
 use o2poll_dataplane::nic::{
-    Burst, Completion, LKey, Layout, Mechanisms, Nic as _, Qp, RKey, ReceiveQueue, Rights, SendWr,
-    Sge, WrId,
+    Burst, Completion, LKey, Layout, Mechanisms, Nic as _, Qp, RKey, ReceiveQueue, Region, Rights,
+    SendWr, Sge, WrId,
 };
+use o2poll_dataplane::pool::Slot;
 use o2poll_dataplane::registration::{
-    Choices, Descriptor, Free, Mechanism, SLICE, STAGE_BYTES, Scratch, Settings,
+    Choices, Claim, Descriptor, Free, Mappings, Mechanism, Owner, SLICE, STAGE_BYTES, Scratch,
+    Settings, Standing, Stock, Ways,
 };
 use o2poll_dataplane::wire::{self, Body, Envelope, Fragment, Message, Nid};
 use o2poll_hal::copy::best_copy;
@@ -55,16 +58,18 @@ enum Way {
     FragmentList,
     PageList,
     Window,
+    Mapping,
     Arena,
     Staging,
     Source,
 }
 
 impl Way {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::FragmentList,
         Self::PageList,
         Self::Window,
+        Self::Mapping,
         Self::Arena,
         Self::Staging,
         Self::Source,
@@ -75,6 +80,7 @@ impl Way {
             Self::FragmentList => "fragment-list",
             Self::PageList => "page-list",
             Self::Window => "window",
+            Self::Mapping => "mapping",
             Self::Arena => "arena",
             Self::Staging => "staging",
             Self::Source => "source",
@@ -83,15 +89,17 @@ impl Way {
 
     const fn unit(self) -> &'static str {
         match self {
-            Self::PageList | Self::Window => "pages",
+            Self::PageList | Self::Window | Self::Mapping => "pages",
             Self::FragmentList | Self::Arena | Self::Staging | Self::Source => "fragments",
         }
     }
 
     const fn operation(self) -> &'static str {
         match self {
-            Self::Arena => "message",
-            _ => "registration",
+            Self::Arena | Self::Mapping => "message",
+            Self::FragmentList | Self::PageList | Self::Window | Self::Staging | Self::Source => {
+                "registration"
+            }
         }
     }
 
@@ -102,6 +110,7 @@ impl Way {
             Self::FragmentList | Self::Source => Mechanisms::FRAGMENTS,
             Self::PageList => Mechanisms::PAGES,
             Self::Window | Self::Staging => Mechanisms::WINDOW,
+            Self::Mapping => Mechanisms::MAPPINGS,
             Self::Arena => Mechanisms::empty(),
         };
         profile
@@ -113,6 +122,7 @@ impl Way {
             Self::FragmentList | Self::Source => Mechanism::FragmentList,
             Self::PageList => Mechanism::PageList,
             Self::Window => Mechanism::Window,
+            Self::Mapping => Mechanism::Mapping,
             Self::Arena => Mechanism::Arena,
             Self::Staging => Mechanism::Staging,
         }
@@ -122,7 +132,7 @@ impl Way {
     fn cut(self, count: usize) -> (u32, usize) {
         let pages = |count: usize| u32::try_from(count * 4096).expect("below 4 GiB");
         match self {
-            Self::PageList => (4096, count),
+            Self::PageList | Self::Mapping => (4096, count),
             Self::Window => (pages(count), 1),
             Self::FragmentList | Self::Arena | Self::Staging | Self::Source => (3000, count),
         }
@@ -148,7 +158,7 @@ fn build(row: Row, way: Way, count: usize) -> Row {
     let row = row.here(Role::Floor, FLOOR, move |n| {
         (0..n).for_each(|_| floor.fill_and_check());
     });
-    if way == Way::Arena {
+    if matches!(way, Way::Arena | Way::Mapping) {
         return row;
     }
     row.goal(
@@ -171,6 +181,7 @@ struct Bench {
     choices: Choices,
     scratch: Scratch,
     lists: Lists,
+    mappings: Mappings<'static>,
     stages: Vec<Range<'static>>,
     copier: Copier,
     burst: Burst,
@@ -211,9 +222,14 @@ impl Bench {
         let settings = Settings {
             expose_arena: way == Way::Arena,
             map_on_demand: 0,
+            ..Settings::PRIVATE
         };
-        let choices = Choices::new(device.capabilities(), settings, 257, stages != 0);
-        Self {
+        let stock = Stock {
+            staging: stages != 0,
+            mappings: way == Way::Mapping,
+        };
+        let choices = Choices::new(device.capabilities(), settings, 257, stock);
+        let mut this = Self {
             way,
             device,
             near,
@@ -228,10 +244,44 @@ impl Bench {
                 .map(|_| ground.take(stage_bytes, lkey))
                 .collect(),
             lists: Lists::new(&mut ground, lkey, pieces, length, way == Way::Arena),
+            mappings: Mappings::new(
+                Vec::leak((0..2 * Lists::COUNT).map(|_| Slot::vacant()).collect()),
+                Vec::leak(vec![Ways::default(); 2 * Lists::COUNT]),
+                2 * Lists::COUNT,
+                true,
+            ),
             copier: best_copy(),
             burst: Burst::new(),
             _ground: ground,
+        };
+        if way == Way::Mapping {
+            this.map_all();
         }
+        this
+    }
+
+    /// What the control side does when a list is seen for the first time.
+    fn map_all(&mut self) {
+        for at in 0..u32::try_from(Lists::COUNT).expect("few") {
+            self.lists.next();
+            let Claim::New(mapping) = self.claim() else {
+                panic!("not seen before, and there is room");
+            };
+            self.mappings.made(mapping, Region(at), RKey(at << 8));
+            self.mappings.release(mapping, true);
+        }
+    }
+
+    fn claim(&mut self) -> Claim {
+        let list = self.lists.current();
+        let owner = Owner::List {
+            at: core::ptr::from_ref(&*list).addr() as u64,
+            generation: list.generation(),
+        };
+        let length = u32::try_from(list.length()).expect("below 4 GiB");
+        let pieces = self.scratch.joined(list.slice(0, length));
+        self.mappings
+            .claim(owner, pieces.expect("at most 257"), true, true)
     }
 
     fn with(&mut self) {
@@ -244,6 +294,7 @@ impl Bench {
         assert_eq!(chosen.mechanism, self.way.mechanism());
         match self.way {
             Way::FragmentList | Way::PageList | Way::Window => self.sink(length),
+            Way::Mapping => self.mapped(),
             Way::Arena => self.exposed(length),
             Way::Staging => self.staged(length),
             Way::Source => self.source(length),
@@ -255,6 +306,19 @@ impl Bench {
         self.send(false);
         self.until([WrId(2)]);
         self.kill(window, [WrId(3)]);
+    }
+
+    /// One that is there already: nothing goes to the device but the message.
+    fn mapped(&mut self) {
+        let Claim::Found(mapping) = self.claim() else {
+            panic!("mapped before");
+        };
+        let standing = self.mappings.standing(mapping);
+        assert!(matches!(standing, Some(Standing::Live(_))));
+        self.mappings.tell(mapping);
+        self.send(true);
+        self.until([WrId(2), WrId(1)]);
+        self.mappings.release(mapping, true);
     }
 
     /// The key is needed until the DONE is gone, which needs no answer: one chain.
