@@ -16,11 +16,14 @@ use std::time::Instant;
 use core_affinity::CoreId;
 use crossbeam_utils::CachePadded;
 
-use crate::stats::Summary;
+use crate::stats::{Ratio, Summary};
 use crate::tsc::{self, Calibration};
 
 /// Least operations per sample.
 pub const LEAST_BATCH: u64 = 64;
+
+/// Turns that a paired ratio is taken of at least, if there were so many.
+const LEAST_BLOCKS: usize = 30;
 
 /// Operations that move so many bytes need not be [`LEAST_BATCH`] in a sample.
 const LONG: u64 = 32 << 10;
@@ -285,13 +288,21 @@ impl Row {
                 break;
             }
         }
+        let ours = samples.first().cloned().unwrap_or_default();
         let outcomes = self
             .contenders
             .into_iter()
             .zip(batches)
             .zip(samples)
             .filter_map(|((contender, batch), samples)| {
-                Outcome::of(contender, batch, &samples, calibration)
+                let mut outcome = Outcome::of(contender, batch, &samples, calibration)?;
+                let blocks = samples.iter().zip(&ours);
+                let quiet =
+                    |(theirs, ours): &(&Sample, &Sample)| !theirs.preempted && !ours.preempted;
+                let keep_all = blocks.clone().filter(quiet).count() < LEAST_BLOCKS;
+                let kept = blocks.filter(|block| keep_all || quiet(block));
+                outcome.paired = Ratio::of(kept.map(|(theirs, ours)| (theirs.ticks, ours.ticks)));
+                Some(outcome)
             })
             .collect();
         let mut measured = Measured {
@@ -503,6 +514,9 @@ pub struct Outcome {
     pub ticks: Summary,
     /// Per operation, in nanoseconds.
     pub ns: Summary,
+    /// Its samples over the first contender's, taken in the same turn; those with a core taken away are left out, unless
+    /// fewer than [`LEAST_BLOCKS`] would be left.
+    pub paired: Option<Ratio>,
     /// Whatever else it tells of itself.
     pub figures: Vec<Figure>,
 }
@@ -532,6 +546,7 @@ impl Outcome {
             preempted,
             ticks,
             ns: ticks.map(|ticks| calibration.ns(ticks)),
+            paired: None,
         })
     }
 
@@ -791,6 +806,7 @@ mod tests {
                 p99: 1000.0,
             },
             ns: Summary::of(vec![1.0]).unwrap(),
+            paired: None,
             figures: Vec::new(),
         };
         let measured = Measured {

@@ -70,7 +70,10 @@ impl Application for Reader {
                 Err(_) => self.done.fetch_add(FAILED, Ordering::Relaxed),
             };
         }
-        let (Some(connection), Some(memory)) = (self.connection, self.memory.take()) else {
+        let Some(connection) = self.connection else {
+            return 0;
+        };
+        let Some(memory) = self.memory.take() else {
             return 0;
         };
         let request = Request {

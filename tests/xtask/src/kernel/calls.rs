@@ -149,7 +149,7 @@ const KEYS: [&str; 4] = [
 const EDGE: f64 = 2.0;
 
 /// Doorbells that the middle of a polling thread's life must have, to say anything.
-const LEAST: usize = 20;
+const LEAST: usize = 10;
 
 #[cfg(test)]
 mod tests {
