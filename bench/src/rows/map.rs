@@ -12,7 +12,7 @@ use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{
     Burst, Completion, LKey, Mechanisms, Nic as _, Qp, ReceiveQueue, Rights, SendWr, Sge, WrId,
 };
-use o2poll_dataplane::registration::{Choices, Descriptor, Free, Scratch, Settings};
+use o2poll_dataplane::registration::{Choices, Descriptor, Free, Scratch, Settings, Stock};
 use o2poll_soft::{Limits, Profile, QueuePair, Window, loopback};
 
 use super::Spec;
@@ -99,7 +99,12 @@ impl Bench {
         device
             .receive(ReceiveQueue::Of(far), WrId(2), receive)
             .expect("room");
-        let choices = Choices::new(device.capabilities(), Settings::PRIVATE, 257, false);
+        let choices = Choices::new(
+            device.capabilities(),
+            Settings::PRIVATE,
+            257,
+            Stock::default(),
+        );
         Self {
             device,
             near,

@@ -654,6 +654,11 @@ impl Side {
                 self.rebuilt = self.rebuilt.saturating_add(1);
                 self.new_window(of)?;
             }
+            // The verbs backend has no mappings, so that no pool is made and nothing of this comes.
+            Report::Piece(_) => {}
+            Report::Map { of, .. } => self.order(Order::NotMapped { of }),
+            Report::Unmap { window } => drop(window),
+            Report::Flush => self.order(Order::Unmapped),
             Report::Retired { window } => drop(window),
             Report::Stopped(leftovers) => self.stopped = Some(leftovers),
         }
