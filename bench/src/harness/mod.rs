@@ -15,6 +15,7 @@ use std::time::Instant;
 use core_affinity::CoreId;
 use crossbeam_utils::CachePadded;
 
+use crate::stats::Ratio;
 use crate::tsc::{self, Calibration};
 
 pub use effort::Effort;
@@ -26,6 +27,9 @@ use partner::Partner;
 
 /// Least operations per sample.
 pub const LEAST_BATCH: u64 = 64;
+
+/// Turns that a paired ratio is taken of at least, if there were so many.
+const LEAST_BLOCKS: usize = 30;
 
 /// Operations that move so many bytes need not be [`LEAST_BATCH`] in a sample.
 const LONG: u64 = 32 << 10;
@@ -242,13 +246,21 @@ impl Row {
                 break;
             }
         }
+        let ours = samples.first().cloned().unwrap_or_default();
         let outcomes = self
             .contenders
             .into_iter()
             .zip(batches)
             .zip(samples)
             .filter_map(|((contender, batch), samples)| {
-                Outcome::of(contender, batch, &samples, calibration)
+                let mut outcome = Outcome::of(contender, batch, &samples, calibration)?;
+                let blocks = samples.iter().zip(&ours);
+                let quiet =
+                    |(theirs, ours): &(&Sample, &Sample)| !theirs.preempted && !ours.preempted;
+                let keep_all = blocks.clone().filter(quiet).count() < LEAST_BLOCKS;
+                let kept = blocks.filter(|block| keep_all || quiet(block));
+                outcome.paired = Ratio::of(kept.map(|(theirs, ours)| (theirs.ticks, ours.ticks)));
+                Some(outcome)
             })
             .collect();
         let mut measured = Measured {

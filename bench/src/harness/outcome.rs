@@ -1,7 +1,7 @@
 //! What came of a row: samples and their summary, figures, goals.
 
 use super::{Contender, Role};
-use crate::stats::Summary;
+use crate::stats::{Ratio, Summary};
 use crate::tsc::Calibration;
 
 /// The answer to a row.
@@ -75,6 +75,9 @@ pub struct Outcome {
     pub ticks: Summary,
     /// Per operation, in nanoseconds.
     pub ns: Summary,
+    /// Its samples over the first contender's, taken in the same turn; those with a core taken away are left out, unless
+    /// fewer than [`LEAST_BLOCKS`](super::LEAST_BLOCKS) would be left.
+    pub paired: Option<Ratio>,
     /// Whatever else it tells of itself.
     pub figures: Vec<Figure>,
 }
@@ -104,6 +107,7 @@ impl Outcome {
             preempted,
             ticks,
             ns: ticks.map(|ticks| calibration.ns(ticks)),
+            paired: None,
         })
     }
 

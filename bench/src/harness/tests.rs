@@ -99,6 +99,7 @@ fn a_ratio_is_the_contenders_median_over_ours() {
             p99: 1000.0,
         },
         ns: Summary::of(vec![1.0]).unwrap(),
+        paired: None,
         figures: Vec::new(),
     };
     let measured = Measured {
