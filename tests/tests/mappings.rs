@@ -521,18 +521,18 @@ fn a_staging_buffer_has_a_mapping_of_its_own() {
 #[test]
 #[expect(unsafe_code, reason = "the harness lends what it must take back")]
 fn all_transfers_move_while_the_pool_is_short_and_its_control_side_slow() {
-    for seed in 0..24_u64 {
+    for seed in 0..24_usize {
         let run = || {
             let mut setup = Setup::new(Profile::mthca());
-            setup.shape.staging = [0, 1, 2][seed as usize % 3];
-            setup.shape.mappings = [2, 3, 5, 16][seed as usize % 4];
-            setup.registration.flush_trigger = [1, 2, 16][seed as usize / 4 % 3];
-            setup.registration.cache_mappings = seed % 5 != 0;
+            setup.shape.staging = [0, 1, 2][seed % 3];
+            setup.shape.mappings = [2, 3, 5, 16][seed % 4];
+            setup.registration.flush_trigger = [1, 2, 16][seed / 4 % 3];
+            setup.registration.cache_mappings = !seed.is_multiple_of(5);
             let mut world = World::new(setup);
-            let connection = world.connect_at([1, 2, 8][seed as usize / 2 % 3]);
+            let connection = world.connect_at([1, 2, 8][seed / 2 % 3]);
             let mut jobs = Vec::new();
             for n in 0..12_u16 {
-                let operation = [PUT, GET, ROUTED_GET][(usize::from(n) + seed as usize) % 3];
+                let operation = [PUT, GET, ROUTED_GET][(usize::from(n) + seed) % 3];
                 let odd = Cut {
                     offset: 3,
                     piece: 5000,
@@ -553,7 +553,7 @@ fn all_transfers_move_while_the_pool_is_short_and_its_control_side_slow() {
                     cut,
                 ));
             }
-            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut state = (seed as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
             Jobs::run(&mut world, connection, &jobs, |world| {
                 for node in &mut world.nodes {
                     state ^= state << 13;
