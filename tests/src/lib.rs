@@ -6,6 +6,7 @@
 
 pub mod arena;
 pub mod book;
+pub mod dial;
 pub mod hostile;
 pub mod job;
 pub mod lab;
@@ -27,4 +28,4 @@ pub use mover::Mover;
 pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
-pub use world::{NAMES, STAMPS, Setup, World};
+pub use world::{NAMES, STAMPS, Setup, Short, World};

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
-use o2poll_dataplane::nic::{RKey, Rights, Sge, WrId};
+use o2poll_dataplane::nic::{Fault, RKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::registration::{STAGE_BYTES, Ways};
@@ -100,7 +100,7 @@ impl Node {
             recv_wr: sizes.recv_wr,
             windows: u32::try_from(sizes.regions + sizes.mappings).expect("few"),
             memories: 4,
-            cqe: sizes.cqe,
+            cqe: sizes.cqe - setup.short.completions,
         };
         let device_sizes = device_limits
             .sizes(&setup.profile)
@@ -157,7 +157,7 @@ impl Node {
         if setup.registration.expose_arena {
             device.expose(RKey(arena.key().0));
         }
-        device.set_depth(limits.shape.queue_depth);
+        device.set_terms(limits.shape.queue_depth, setup.max_frags);
         if setup.quiet {
             device.be_quiet();
             events.close();
@@ -206,7 +206,15 @@ impl Node {
 
     /// One turn of the core and of its control side; whether anything happened.
     pub fn step(&mut self, now: Instant) -> bool {
-        let progress = self.poller.poll(now).expect("a healthy device");
+        self.try_step(now).expect("a healthy device")
+    }
+
+    /// The same with a device that may become unusable.
+    ///
+    /// # Errors
+    /// What is wrong with the device.
+    pub fn try_step(&mut self, now: Instant) -> Result<bool, Fault> {
+        let progress = self.poller.poll(now)?;
         let mut busy = progress.work != 0;
         while let Some(report) = self.reports.pop() {
             busy = true;
@@ -238,6 +246,6 @@ impl Node {
                 });
             }
         }
-        busy
+        Ok(busy)
     }
 }

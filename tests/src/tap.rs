@@ -72,6 +72,7 @@ pub struct Tap<N> {
     /// Keys that are for our own device alone.
     private: HashSet<RKey>,
     depth: u64,
+    max_frags: usize,
     chain: Vec<Queued>,
     heard: HashMap<u32, Heard>,
     receives: HashMap<WrId, (u32, Sge)>,
@@ -82,6 +83,8 @@ pub struct Tap<N> {
     /// Keys that were told to the peer since they were registered.
     told: HashSet<RKey>,
     dying: HashMap<WrId, RKey>,
+    /// The device works, and what has completed stays in its completion queue: the core is told later.
+    pub late: bool,
     /// Everything that was posted, in order, if it is wanted.
     pub log: Option<Vec<Posted>>,
 }
@@ -97,6 +100,7 @@ impl<N: Nic> Tap<N> {
             arena: None,
             private: HashSet::new(),
             depth: 0,
+            max_frags: usize::MAX,
             chain: Vec::new(),
             heard: HashMap::new(),
             receives: HashMap::new(),
@@ -105,6 +109,7 @@ impl<N: Nic> Tap<N> {
             mapped: HashMap::new(),
             told: HashSet::new(),
             dying: HashMap::new(),
+            late: false,
             log: None,
         }
     }
@@ -119,9 +124,10 @@ impl<N: Nic> Tap<N> {
         self.arena = Some(key);
     }
 
-    /// Queue pairs adopted from now on have this depth.
-    pub fn set_depth(&mut self, depth: u16) {
+    /// Queue pairs adopted from now on have this depth, and descriptors that go out no more fragments.
+    pub fn set_terms(&mut self, depth: u16, max_frags: u16) {
         self.depth = u64::from(depth);
+        self.max_frags = max_frags.into();
     }
 
     /// What was heard on the queue pair that was adopted last.
@@ -134,10 +140,13 @@ impl<N: Nic> Tap<N> {
     fn sent(&mut self, qp: u32, bytes: &[u8]) {
         let (message, _) = Message::decode(bytes).expect("we send what can be decoded");
         let credits = u64::from(message.envelope.credits);
-        let key = match message.body {
-            Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink.key()),
+        let sink = match message.body {
+            Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink),
             _ => None,
         };
+        let fragments = sink.map_or(0, |sink| sink.len());
+        assert!(fragments <= self.max_frags, "{fragments} fragments told");
+        let key = sink.map(|sink| sink.key());
         if let Some(key) = key
             && self.arena != Some(key)
             && !self.mapped.values().any(|mapped| *mapped == key)
@@ -333,6 +342,13 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
+        if self.late {
+            // A burst without room.
+            let mut full = Burst::new();
+            full.resize(full.capacity(), Completion::Done { id: WrId(0) })
+                .ok();
+            return self.inner.poll(&mut full);
+        }
         self.inner.poll(out)?;
         if self.quiet {
             return Ok(());

@@ -54,10 +54,21 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
-    /// Entries that the send queues of a lab's node are short of what was asked for.
-    pub short: u32,
+    /// What the queues of a lab's node are short of.
+    pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
+}
+
+/// Entries that queues have fewer than was asked for: the control of a test of their lengths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Short {
+    /// Of each send queue.
+    pub sends: u32,
+    /// Of each receive queue.
+    pub receives: u32,
+    /// Of the completion queue.
+    pub completions: u32,
 }
 
 impl Setup {
@@ -100,7 +111,11 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
-            short: 0,
+            short: Short {
+                sends: 0,
+                receives: 0,
+                completions: 0,
+            },
             quiet: false,
         }
     }
@@ -126,7 +141,7 @@ pub struct World {
     pub asleep: [bool; 2],
     setups: [Setup; 2],
     numbers: u32,
-    high_water: u64,
+    high_water: [u64; 2],
 }
 
 impl World {
@@ -189,7 +204,7 @@ impl World {
             setups,
             // Queue pairs 0 and 1 are the management agents' own.
             numbers: 0x10,
-            high_water: u64::MAX,
+            high_water: [u64::MAX; 2],
         }
     }
 
@@ -279,7 +294,7 @@ impl World {
                 ours.outstanding, theirs.owed,
                 "a credit was lost: {heard:#?} {picture}"
             );
-            assert!(ours.owed < self.high_water, "credits kept at rest");
+            assert!(ours.owed < self.high_water[at], "credits kept at rest");
         }
     }
 
@@ -298,14 +313,35 @@ impl World {
         handles
     }
 
+    /// Connects the two nodes on these terms.
+    pub fn connect_on(&mut self, terms: [Terms; 2]) -> [Handle; 2] {
+        let handles = self.adopt_on(terms);
+        for ((node, connection), terms) in self.nodes.iter_mut().zip(handles).zip(terms) {
+            node.order(Order::Establish { connection, terms });
+        }
+        self.step();
+        handles
+    }
+
     /// Has both nodes adopt a queue pair of a connection from node 0 to node 1, which is not established yet.
     pub fn adopt(&mut self, queue_depth: u16) -> [Handle; 2] {
-        self.high_water = u64::from(queue_depth / 2).max(1);
+        self.adopt_on([self.terms(0, queue_depth), self.terms(1, queue_depth)])
+    }
+
+    fn adopt_on(&mut self, terms: [Terms; 2]) -> [Handle; 2] {
+        self.high_water = terms.map(|terms| u64::from(terms.high_water.max(1)));
         let number = self.numbers;
         self.numbers += 2;
-        let terms = [self.terms(0, queue_depth), self.terms(1, queue_depth)];
         for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
-            self.nodes[at].poller.nic().set_depth(queue_depth);
+            let Terms {
+                queue_depth,
+                max_frags,
+                ..
+            } = terms[at];
+            self.nodes[at]
+                .poller
+                .nic()
+                .set_terms(queue_depth, max_frags);
             let sizes = self.setups[at].shape.sizes();
             let qp = QueuePair::new(
                 number + ours,

@@ -8,7 +8,7 @@ use o2poll_dataplane::poller::{Order, Reason};
 use o2poll_dataplane::wire::{Body, Done, lnet};
 use o2poll_soft::Profile;
 use o2poll_tests::lab::told;
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::raw_peer::Grant;
 use o2poll_tests::{Cut, Job, Jobs, Lab, Setup, World};
 
@@ -519,10 +519,9 @@ fn a_staging_buffer_has_a_mapping_of_its_own() {
 
 /// Everything at once, with a control side that answers when it likes.
 #[test]
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
 fn all_transfers_move_while_the_pool_is_short_and_its_control_side_slow() {
     for seed in 0..24_usize {
-        let run = || {
+        alone(|| {
             let mut setup = Setup::new(Profile::mthca());
             setup.shape.staging = [0, 1, 2][seed % 3];
             setup.shape.mappings = [2, 3, 5, 16][seed % 4];
@@ -571,8 +570,6 @@ fn all_transfers_move_while_the_pool_is_short_and_its_control_side_slow() {
                 assert_eq!(each, counters.mappings.get() + counters.stagings.get());
             }
             world.end();
-        };
-        // SAFETY: the world of `run` ends in it.
-        unsafe { reclaim(run) };
+        });
     }
 }

@@ -1,4 +1,4 @@
-//! A buffer is not refused for its shape: every mechanism, on both sides, between nodes that are not alike.
+//! A buffer is not refused for its shape: every mechanism, on both sides. `matrix.rs` has nodes that are not alike.
 
 use o2poll_dataplane::endpoint::{Error, Event, Operation, Submission};
 use o2poll_dataplane::nic::{Sge, Status};
@@ -6,7 +6,7 @@ use o2poll_dataplane::poller::{Order, Reason, Shape};
 use o2poll_dataplane::wire::Body;
 use o2poll_soft::Profile;
 use o2poll_tests::lab::told;
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::raw_peer::Grant;
 use o2poll_tests::{Cut, Job, Jobs, Lab, Setup, World};
 
@@ -38,13 +38,6 @@ const fn gapped(piece: u32) -> Cut {
         trim: 1,
         hole: 8,
     }
-}
-
-/// Runs `body` and frees what its worlds stood on.
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
-fn alone(body: impl FnOnce()) {
-    // SAFETY: the worlds of `body` end in it.
-    unsafe { reclaim(body) };
 }
 
 /// A node that refuses no shape: staging buffers, and the arena's key where there is no other.
@@ -79,41 +72,6 @@ fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces() {
                 }
                 world.end();
             });
-        }
-    }
-}
-
-/// LU-3322: each side has its own fragments and its own depth, and what one sends the other can take.
-#[test]
-fn nodes_that_are_not_alike_move_all_shapes_both_ways() {
-    let mut each = 0_usize;
-    for (first, near) in profiles().into_iter().enumerate() {
-        for far in profiles().into_iter().skip(first) {
-            for map_on_demand in [0, 1, 2, 257] {
-                for max_frags in [[1, 257], [16, 16], [257, 257]] {
-                    each += 1;
-                    alone(|| {
-                        let mut setups = [willing(near), willing(far)];
-                        for (setup, max_frags) in setups.iter_mut().zip(max_frags) {
-                            setup.max_frags = max_frags;
-                            setup.registration.map_on_demand = map_on_demand;
-                            setup.registration.expose_arena |= !each.is_multiple_of(3);
-                            setup.memory = 6 << 20;
-                        }
-                        let depth = [1, 2, 8][each % 3];
-                        let mut world = World::mixed(setups);
-                        let connection = world.connect_at(depth);
-                        let jobs = [
-                            Job::new(0, PUT, 50_000, gapped(999), gapped(3001)),
-                            Job::new(1, PUT, 50_000, Cut::flat(1), gapped(4096)),
-                            Job::new(0, GET, 50_000, gapped(2500), Cut::pages(0)),
-                            Job::new(1, ROUTED_GET, 50_000, Cut::pages(7), gapped(777)),
-                        ];
-                        Jobs::run(&mut world, connection, &jobs, |_| {});
-                        world.end();
-                    });
-                }
-            }
         }
     }
 }

@@ -329,7 +329,7 @@ const LIBRARY: &str = include_str!("../../guest/lib.sh");
 const ATTEMPTS: u32 = 3;
 
 /// What a boot may take without KVM on a busy machine; it takes about 15 s on a quiet one.
-const BOOT: Duration = Duration::from_secs(180);
+const BOOT: Duration = Duration::from_secs(300);
 
 /// From the end of the script to the end of QEMU.
 const SHUTDOWN: Duration = Duration::from_secs(40);
