@@ -344,13 +344,20 @@ fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_our_share() {
 fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_the_peers_share() {
     for mode in MODES {
         all_fragments(mode, |count| [Kind::Sink, Kind::Source(count)]);
+    }
+}
+
+#[test]
+fn lu_10459_fragments_count_up_to_the_writes_at_a_time_where_the_peer_asked_by_a_message() {
+    // Who kills keys makes a difference to sinks alone.
+    for mode in [Mode::Plain, Mode::Registered] {
         all_fragments(mode, |count| [Kind::Asked, Kind::Reply(count)]);
     }
 }
 
 #[test]
 fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_both_shares() {
-    for mode in MODES {
+    for mode in [Mode::Plain, Mode::Registered] {
         all_fragments(mode, |count| [Kind::Source(count), Kind::Source(count)]);
     }
 }
