@@ -1,14 +1,15 @@
 //! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{RKey, Region, Rejected, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{Completion, RKey, Region, Rejected, SendWr, Sge, Status, WrId};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
+use crate::completion::{CompletionEntry, Side};
 use crate::keys::{Asker, Keys, NotStaged, Order};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::profile::Profile;
 use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
-use crate::settle::{complete, drop_staged};
+use crate::settle::drop_staged;
 use crate::wire::Wire;
 use crate::{Counts, Faults};
 
@@ -120,23 +121,30 @@ impl<W: Wire> Soft<'_, W> {
         } = held;
         let length = slot.open.wrapping_sub(slot.tail);
         let mut accepted = length;
-        if let Some(most) = self.faults.accept.take()
+        if self.faulty
+            && let Some(most) = self.faults.accept.take()
             && most < length
         {
             accepted = most;
             slot.latched = true;
-        }
-        let end = slot.tail.wrapping_add(accepted);
-        for extra in 0..length.wrapping_sub(accepted) {
-            if let Some(entry) = sends.at(end.wrapping_add(extra)) {
-                drop_staged(entry, &mut self.keys);
+            for extra in most..length {
+                if let Some(entry) = sends.at(slot.tail.wrapping_add(extra)) {
+                    drop_staged(entry, &mut self.keys);
+                }
             }
         }
-        slot.tail = end;
-        slot.open = end;
+        slot.tail = slot.tail.wrapping_add(accepted);
+        slot.open = slot.tail;
         let whole = !core::mem::replace(&mut slot.latched, false);
         self.counts.work_requests = self.counts.work_requests.wrapping_add(u64::from(accepted));
-        self.serve(index);
+        // An INVALIDATE that waits for what was sent before goes on when that is acknowledged.
+        let waits = slot.sent != slot.completed
+            && slot.answer.is_none()
+            && slot.state == State::Ready
+            && sends.get(slot.sent).is_some_and(SendEntry::waits);
+        if !waits {
+            self.serve(index);
+        }
         if whole {
             Ok(())
         } else {
@@ -154,14 +162,7 @@ impl<W: Wire> Soft<'_, W> {
         let again = slot.answer.is_some() && !self.send_answer(index);
         let again = match state {
             State::Ready if idle => again,
-            State::Ready => match self.transmit(index) {
-                Pause::Idle => again,
-                Pause::Full => true,
-                Pause::Failed(status) => {
-                    self.enter_error(index, status, false);
-                    again
-                }
-            },
+            State::Ready => self.go_on(index) || again,
             State::Closing => !self.send_close(index) || again,
             State::Error => {
                 self.flush_sends(index);
@@ -234,6 +235,18 @@ impl<W: Wire> Soft<'_, W> {
         sent
     }
 
+    /// Runs requests of a queue pair that is ready; true when the wire was full.
+    pub(crate) fn go_on(&mut self, index: u32) -> bool {
+        match self.transmit(index) {
+            Pause::Idle => false,
+            Pause::Full => true,
+            Pause::Failed(status) => {
+                self.enter_error(index, status, false);
+                false
+            }
+        }
+    }
+
     /// Runs requests in order until one has to wait.
     fn transmit(&mut self, index: u32) -> Pause {
         let Some(held) = self.table.held(index) else {
@@ -297,7 +310,7 @@ impl<W: Wire> Soft<'_, W> {
                         slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
                         return Pause::Idle;
                     }
-                    if entry.work == Work::Invalidate && slot.completed != position {
+                    if entry.waits() && slot.completed != position {
                         return Pause::Idle;
                     }
                     match run_local(entry, &mut self.keys, asker, &self.profile) {
@@ -309,7 +322,19 @@ impl<W: Wire> Soft<'_, W> {
                     }
                 }
                 slot.sent = position.wrapping_add(1);
-                complete(index, slot, &mut sends, &mut self.completions);
+                // Behind others it completes when they do.
+                if slot.completed == position {
+                    slot.completed = slot.sent;
+                    if entry.is(Marks::SIGNALLED) {
+                        self.completions.push(CompletionEntry {
+                            completion: Completion::Done { id: entry.id },
+                            queue_pair: index,
+                            generation: slot.generation,
+                            side: Side::Send,
+                            frees: slot.completed,
+                        });
+                    }
+                }
                 continue;
             }
             let made = make_packet(
