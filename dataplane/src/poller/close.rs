@@ -6,7 +6,7 @@ use crate::endpoint::{Error, Event, Incoming, Landed};
 use crate::nic::{Nic, RKey, Remote, SendWr, Status};
 use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
-use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
+use crate::transfer::{Input, Phase, Place, Role, Sink};
 use crate::wire::lnet::WireHandle;
 
 impl<'a, N: Nic> Poller<'a, N> {
@@ -111,31 +111,53 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
-        // What it holds comes out, the rest stays where it is: a transfer is several cache lines long.
-        let Transfer {
-            connection,
-            role,
-            abandoned,
-            outcome,
-            reserved,
-            admitted,
-            token,
-            event,
-            ..
-        } = *transfer;
+        // What it holds goes straight to where it belongs, the rest stays where it is: a transfer is several cache lines
+        // long.
+        let (connection, own) = (transfer.connection, transfer.role.is_own());
+        if let Some(window) = transfer.window.take() {
+            self.windows.give(window, own);
+        }
+        if let Some(stage) = transfer.stage.take() {
+            self.stages.give(stage, own);
+        }
+        if let Some(message) = transfer.message.take() {
+            self.messages.give(message.into_buffer());
+        }
+        if let Some(state) = self.connections.get_mut(connection) {
+            if transfer.admitted {
+                let share = if own {
+                    &mut state.own
+                } else {
+                    &mut state.peers
+                };
+                *share = share.saturating_sub(1);
+            }
+            if transfer.reserved {
+                state.credits.unreserve();
+            }
+        }
+        let outcome = transfer.abandoned.map_or(transfer.outcome, Err);
+        if own {
+            self.own = self.own.saturating_sub(1);
+            self.counters.transfers.add(1);
+            if let Ok(bytes) = outcome {
+                self.counters.bytes.add(u64::from(bytes));
+            }
+        } else {
+            self.counters.peer_transfers.add(1);
+        }
+        let (token, event) = (transfer.token, transfer.event);
         let place = core::mem::replace(&mut transfer.place, Place::Nothing);
         let sink = core::mem::replace(&mut transfer.sink, Sink::None);
-        let (window, message) = (transfer.window.take(), transfer.message.take());
-        let stage = transfer.stage.take();
         self.transfers.discard(handle);
-        if let Some(window) = window {
-            self.windows.give(window, role.is_own());
-        }
-        if let Some(stage) = stage {
-            self.stages.give(stage, role.is_own());
-        }
-        if let Some(message) = message {
-            self.messages.give(message.into_buffer());
+        if let Place::Own(memory) = place
+            && event
+        {
+            self.tell(Event::Done {
+                token,
+                outcome,
+                memory,
+            });
         }
         if let Sink::Many {
             receive,
@@ -145,40 +167,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         } = sink
         {
             self.repost(connection, receive, message, owe);
-        }
-        if let Some(state) = self.connections.get_mut(connection) {
-            if admitted {
-                let share = if role.is_own() {
-                    &mut state.own
-                } else {
-                    &mut state.peers
-                };
-                *share = share.saturating_sub(1);
-            }
-            if reserved {
-                state.credits.unreserve();
-            }
-        }
-        if role.is_own() {
-            self.own = self.own.saturating_sub(1);
-            self.counters.transfers.add(1);
-        } else {
-            self.counters.peer_transfers.add(1);
-        }
-        let outcome = abandoned.map_or(outcome, Err);
-        if let Ok(bytes) = outcome
-            && role.is_own()
-        {
-            self.counters.bytes.add(u64::from(bytes));
-        }
-        if let Place::Own(memory) = place
-            && event
-        {
-            self.tell(Event::Done {
-                token,
-                outcome,
-                memory,
-            });
         }
         // Who waits for its share keeps the connection listed.
     }

@@ -286,7 +286,8 @@ impl<'a> Keys<'a> {
         let reject = NotStaged::Reject;
         let index = order.region.0 as usize;
         let slot = self.regions.get_mut(index).ok_or(reject)?;
-        let window = slot.window.as_mut().ok_or(reject)?;
+        let is_staged = slot.staged().is_some();
+        let window = slot.window.as_ref().ok_or(reject)?;
         let (mechanism, count, most) = match order.layout {
             Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
             Layout::Fragments(list) => (
@@ -299,7 +300,7 @@ impl<'a> Keys<'a> {
         // What a driver refuses to post, or has no room for.
         if !capabilities.mechanisms.contains(mechanism)
             || count > most as usize
-            || slot.mappings[!slot.flipped as usize].is_some()
+            || is_staged
             || window.mapped.is_some()
         {
             return Err(reject);
@@ -497,17 +498,20 @@ impl<'a> Keys<'a> {
 impl RegionSlot {
     #[inline]
     const fn live(&self) -> Option<&Mapping> {
-        self.mappings[self.flipped as usize].as_ref()
+        let [first, second] = &self.mappings;
+        if self.flipped { second } else { first }.as_ref()
     }
 
     #[inline]
     const fn live_mut(&mut self) -> &mut Option<Mapping> {
-        &mut self.mappings[self.flipped as usize]
+        let [first, second] = &mut self.mappings;
+        if self.flipped { second } else { first }
     }
 
     #[inline]
     const fn staged(&mut self) -> &mut Option<Mapping> {
-        &mut self.mappings[!self.flipped as usize]
+        let [first, second] = &mut self.mappings;
+        if self.flipped { first } else { second }
     }
 
     /// Whether the key is live here, and this queue pair may use it.
