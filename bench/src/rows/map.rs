@@ -10,7 +10,8 @@ use core::hint::black_box;
 
 use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{
-    Burst, Completion, LKey, Mechanisms, Nic as _, Qp, ReceiveQueue, Rights, SendWr, Sge, WrId,
+    Burst, Capabilities, Completion, LKey, Mechanisms, Nic as _, Qp, ReceiveQueue, Rights, SendWr,
+    Sge, WrId,
 };
 use o2poll_dataplane::registration::{Choices, Descriptor, Free, Scratch, Settings};
 use o2poll_soft::{Limits, Profile, QueuePair, Window, loopback};
@@ -66,6 +67,7 @@ struct Bench {
     message: Sge,
     receive: Sge,
     free: Free<'static>,
+    capabilities: Capabilities,
     choices: Choices,
     scratch: Scratch,
     lists: Lists,
@@ -99,7 +101,8 @@ impl Bench {
         device
             .receive(ReceiveQueue::Of(far), WrId(2), receive)
             .expect("room");
-        let choices = Choices::new(device.capabilities(), Settings::PRIVATE, 257, false);
+        let capabilities = *device.capabilities();
+        let choices = Choices::new(&capabilities, Settings::PRIVATE, 257, false);
         Self {
             device,
             near,
@@ -110,6 +113,7 @@ impl Bench {
             },
             receive,
             free,
+            capabilities,
             choices,
             scratch: Scratch::new(),
             lists: Lists::new(&mut ground, lkey, pieces, length),
@@ -122,14 +126,13 @@ impl Bench {
         let list = self.lists.next();
         let length = u32::try_from(list.length()).expect("below 4 GiB");
         let mut descriptor = self.free.take().expect("64 for one");
-        let capabilities = *self.device.capabilities();
         let chosen = self
             .choices
             .choose_for(&mut self.scratch, list, 0, length)
             .expect("a shape that this device takes");
         let layout = self
             .scratch
-            .lay_out(chosen.mechanism, &capabilities, list, 0, length)
+            .lay_out(chosen.mechanism, &self.capabilities, list, 0, length)
             .expect("as chosen");
         let base = list
             .slice(0, length)
