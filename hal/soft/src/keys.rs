@@ -678,23 +678,47 @@ fn build(
     // Most lists lie in one memory: it is looked up once.
     if let Layout::Fragments(list) = order.layout {
         let lkey = list.first()?.lkey;
-        if list.iter().all(|piece| piece.lkey == lkey) {
-            return build_in(room, memories.named(lkey)?, list, order.length);
+        match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
+            Built::Whole(count) => return Some(count),
+            Built::Bad => return None,
+            Built::Mixed => {}
         }
     }
     build_any(room, &memories, order, capabilities)
 }
 
+/// What became of a list for one memory.
+enum Built {
+    /// So many fragments.
+    Whole(u32),
+    /// It cannot be.
+    Bad,
+    /// Not all pieces have the same local key.
+    Mixed,
+}
+
 /// The list of pieces that have one local key. By itself, so that all that a piece changes stays in registers.
 #[inline(never)]
-fn build_in(room: &mut [Fragment], memory: &Memory, list: &[Sge], length: u32) -> Option<u32> {
+fn build_in(
+    room: &mut [Fragment],
+    memory: &Memory,
+    lkey: LKey,
+    list: &[Sge],
+    length: u32,
+) -> Built {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
     for piece in list {
-        builder.push(memory.span(piece.address, piece.length)?)?;
+        if piece.lkey != lkey {
+            return Built::Mixed;
+        }
+        let span = memory.span(piece.address, piece.length);
+        if span.and_then(|span| builder.push(span)).is_none() {
+            return Built::Bad;
+        }
     }
-    builder.end(most, length)
+    builder.end(most, length).map_or(Built::Bad, Built::Whole)
 }
 
 #[inline(never)]

@@ -70,6 +70,35 @@ impl<W: Wire> Soft<'_, W> {
                     ..plain
                 },
             ),
+            SendWr::Register {
+                region,
+                key,
+                rights,
+                base,
+                length,
+                layout,
+            } => {
+                let order = Order {
+                    region,
+                    key,
+                    rights,
+                    base,
+                    length,
+                    layout,
+                };
+                let (staged, failure) = self.stage(index, &order);
+                self.enter(
+                    index,
+                    SendEntry {
+                        work: Work::Register,
+                        marks: marks.union(staged),
+                        rkey: key.0,
+                        extra: region.0,
+                        failure,
+                        ..plain
+                    },
+                );
+            }
             _ => self.append_any(index, plain, &wr),
         }
     }
@@ -96,6 +125,33 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
+    /// Stages the list of a registration that is about to enter the open chain, and says how that is marked and
+    /// whether it will fail; latches if it cannot be posted.
+    fn stage(&mut self, index: u32, order: &Order<'_>) -> (Marks, Option<Status>) {
+        let nothing = (Marks::empty(), None);
+        let Some(slot) = self.table.slot(index) else {
+            return nothing;
+        };
+        let Some(pair) = &slot.pair else {
+            return nothing;
+        };
+        // Nothing is staged that does not enter.
+        if slot.latched || slot.open.wrapping_sub(slot.freed) >= pair.send_depth {
+            return nothing;
+        }
+        match self
+            .keys
+            .stage(pair.asker(), order, &self.profile.capabilities)
+        {
+            Ok(()) => (Marks::STAGED, None),
+            Err(NotStaged::Fail(status)) => (Marks::empty(), Some(status)),
+            Err(NotStaged::Reject) => {
+                slot.latched = true;
+                nothing
+            }
+        }
+    }
+
     #[inline(never)]
     fn append_any(&mut self, index: u32, plain: SendEntry, wr: &SendWr<'_>) {
         let Some(mut held) = self.table.held(index) else {
@@ -104,7 +160,7 @@ impl<W: Wire> Soft<'_, W> {
         if held.slot.latched {
             return;
         }
-        match write_entry(&mut held, &mut self.keys, &self.profile, plain, wr) {
+        match write_entry(&mut held, &self.profile, plain, wr) {
             Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
             None => held.slot.latched = true,
         }
@@ -429,7 +485,6 @@ fn put<W: Wire>(
 /// Writes a request into the slot at `open`; `None` if it cannot be posted.
 fn write_entry(
     held: &mut Held<'_>,
-    keys: &mut Keys<'_>,
     profile: &Profile,
     plain: SendEntry,
     wr: &SendWr<'_>,
@@ -470,31 +525,8 @@ fn write_entry(
             (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
             local
         }
-        SendWr::Register {
-            region,
-            key,
-            rights,
-            base,
-            length,
-            layout,
-        } => {
-            let order = Order {
-                region: *region,
-                key: *key,
-                rights: *rights,
-                base: *base,
-                length: *length,
-                layout: *layout,
-            };
-            entry.work = Work::Register;
-            (entry.extra, entry.rkey) = (region.0, key.0);
-            match keys.stage(pair.asker(), &order, capabilities) {
-                Ok(()) => entry.marks.insert(Marks::STAGED),
-                Err(NotStaged::Fail(status)) => entry.failure = Some(status),
-                Err(NotStaged::Reject) => return None,
-            }
-            &[]
-        }
+        // `append` has dealt with it.
+        SendWr::Register { .. } => return None,
         SendWr::Invalidate { key } => {
             entry.work = Work::Invalidate;
             entry.rkey = key.0;
