@@ -29,6 +29,7 @@ use crate::NodeError;
 use crate::application::{Application, Nobody, Notice};
 use crate::capture::{Capture, Summary, Ticker};
 use crate::fabric::{Dial, Effect, Id, Manager, port, wires};
+use crate::maps::Maps;
 use crate::node::{Blueprint, Device, Link, Node, PROTECTION_DOMAIN, SoftBackend, ring_of};
 use crate::plan::Plan;
 use crate::polling::{self, Ended, Flags};
@@ -64,6 +65,7 @@ struct Side {
     node: Option<Node>,
     connections: HashMap<Handle, Id>,
     rebuilt: u64,
+    maps: Maps,
     keys_alive: u64,
     stopped: Option<Leftovers>,
 }
@@ -175,8 +177,9 @@ impl<A: Application> Control<A> {
             };
             let needs = plan.of(node, &ranges)?;
             let shape = needs.shape;
-            let (orders, orders_in) = ring_of(shape.windows + 4 * shape.connections + 16);
-            let (reports_out, reports) = ring_of(shape.windows + 4 * shape.connections + 16);
+            let places = shape.windows + 4 * shape.connections + 16;
+            let (orders, orders_in) = ring_of(places + shape.mappings);
+            let (reports_out, reports) = ring_of(places + shape.reports_of_mappings());
             let (notices, notices_in) = ring_of(4 * shape.connections + 16);
             let counters = counters
                 .get(index)
@@ -204,6 +207,7 @@ impl<A: Application> Control<A> {
                 node: None,
                 connections: HashMap::new(),
                 rebuilt: 0,
+                maps: Maps::default(),
                 keys_alive: 0,
                 stopped: None,
             });
@@ -327,6 +331,12 @@ impl<A: Application> Control<A> {
     #[must_use]
     pub const fn clock(&self) -> Clock {
         self.clock
+    }
+
+    /// Whether transfers may wait for mappings that [`turn`](Self::turn) makes: then it is called often.
+    #[must_use]
+    pub const fn maps(&self) -> bool {
+        self.plan.shape.mappings != 0
     }
 
     /// Lines about connections since the last call.
@@ -493,6 +503,16 @@ impl<A: Application> Control<A> {
                     window: Window::new(PROTECTION_DOMAIN),
                     of,
                 });
+            }
+            Report::Piece(piece) => side.maps.piece(piece),
+            Report::Map { of, base } => {
+                let order = side.maps.map(of, base);
+                side.order(order);
+            }
+            Report::Unmap { window } => side.maps.unmap(window),
+            Report::Flush => {
+                let order = side.maps.flush();
+                side.order(order);
             }
             Report::Retired { window: _ } => {}
             Report::Stopped(leftovers) => side.stopped = Some(leftovers),

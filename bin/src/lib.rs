@@ -104,6 +104,7 @@ mod devices;
 mod error;
 mod fabric;
 mod job;
+mod maps;
 mod measure;
 mod node;
 mod pattern;

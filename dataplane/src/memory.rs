@@ -142,6 +142,7 @@ pub struct PageList<'a> {
     length: u64,
     /// The remote key of all its ranges, if it is the same.
     exposed: Option<RKey>,
+    generation: u32,
     owned: PhantomData<&'a mut [u8]>,
 }
 
@@ -153,6 +154,7 @@ impl<'a> PageList<'a> {
             pieces: heapless::Vec::new(),
             length: 0,
             exposed: None,
+            generation: 0,
             owned: PhantomData,
         }
     }
@@ -175,6 +177,7 @@ impl<'a> PageList<'a> {
                     self.exposed = None;
                 }
                 self.length = self.length.saturating_add(length);
+                self.generation = self.generation.wrapping_add(1);
                 Ok(())
             }
             Err(_) => Err(range),
@@ -185,6 +188,7 @@ impl<'a> PageList<'a> {
     pub fn pop(&mut self) -> Option<Range<'a>> {
         let piece = self.pieces.pop()?;
         self.length = self.length.saturating_sub(u64::from(piece.length));
+        self.generation = self.generation.wrapping_add(1);
         Some(Range {
             piece,
             exposed: self.exposed,
@@ -203,6 +207,13 @@ impl<'a> PageList<'a> {
     #[must_use]
     pub const fn length(&self) -> u64 {
         self.length
+    }
+
+    /// How often ranges have come in or gone out, modulo 2^32: with the place of the list it tells whether memory is
+    /// still with the owner that it was mapped for.
+    #[must_use]
+    pub const fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// The ranges as the device sees them.

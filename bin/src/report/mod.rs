@@ -186,6 +186,8 @@ pub struct NodeLine {
     pub nid: String,
     /// Registrations by fragment list, page list and window.
     pub registrations: [u64; 3],
+    /// Sinks that peers wrote into under a key of the pool of mappings.
+    pub by_mapping: u64,
     /// Sinks that peers wrote into under the key of the arena.
     pub by_arena_key: u64,
     /// Sinks whose data came through a staging buffer.
@@ -480,6 +482,7 @@ impl NodeLine {
                 counters.page_lists.get(),
                 counters.windows.get(),
             ],
+            by_mapping: counters.mappings.get(),
             by_arena_key: counters.arenas.get(),
             staged: counters.stagings.get(),
             unmappable: counters.unmappable.get(),
@@ -516,6 +519,7 @@ fn left_over(left: &Leftovers) -> Vec<(&'static str, u64)> {
         ("message buffers", left.messages),
         ("windows", left.windows),
         ("staging buffers", left.staging),
+        ("mappings", left.mappings),
         ("events", left.events),
     ]
     .into_iter()

@@ -115,6 +115,8 @@ pub struct Control<A: Application> {
     notes: Vec<String>,
     log: Vec<String>,
     lost: Option<NodeError>,
+    /// It was told that the device goes.
+    removed: bool,
     closing: bool,
 }
 
@@ -194,7 +196,7 @@ impl<A: Application> Control<A> {
             let stamp = stamp.wrapping_add(u64::try_from(index).unwrap_or(0));
             let max_sge = profile.capabilities.max_sge;
             let domain = Domain::new(&device).map_err(rdma)?;
-            let cq = CompletionQueue::new(&device, needs.sizes.cqe, false).map_err(rdma)?;
+            let cq = CompletionQueue::in_domain(&domain, needs.sizes.cqe, false).map_err(rdma)?;
             let settings = Settings {
                 local: Local {
                     nid: node.nid,
@@ -291,6 +293,7 @@ impl<A: Application> Control<A> {
             device,
             log: Vec::new(),
             lost: None,
+            removed: false,
             closing: false,
         };
         match control.spawn(blueprints) {
@@ -416,6 +419,43 @@ impl<A: Application> Control<A> {
         }
     }
 
+    /// Ends a connection, and waits until it is gone on this side.
+    ///
+    /// # Errors
+    /// When `of` is not here, when the connection does not end in time, and whatever [`turn`](Self::turn) tells meanwhile.
+    pub fn disconnect(
+        &mut self,
+        of: Nid,
+        connection: Handle,
+        timeout: Duration,
+    ) -> Result<(), NodeError> {
+        let side = self.sides.iter_mut().find(|side| side.nid == of);
+        let side = side.ok_or(NodeError::NoNode(of))?;
+        let Some(id) = side.connections.get(&connection).copied() else {
+            return Ok(());
+        };
+        let dial = side.manager.dialed(id);
+        side.manager.close(id);
+        let give_up = Instant::now() + timeout;
+        loop {
+            self.turn(SHORT)?;
+            let side = self.sides.iter_mut().find(|side| side.nid == of);
+            let side = side.ok_or(NodeError::NoNode(of))?;
+            if side.manager.peer(id).is_none() {
+                if let Some(dial) = dial {
+                    side.manager.forget(dial);
+                }
+                return Ok(());
+            }
+            if Instant::now() >= give_up {
+                return Err(NodeError::Late {
+                    what: "the end of a connection",
+                    after: timeout,
+                });
+            }
+        }
+    }
+
     /// Tells every application to come to an end.
     pub fn finish(&mut self) {
         for side in &mut self.sides {
@@ -427,7 +467,8 @@ impl<A: Application> Control<A> {
     /// descriptor readable, so the sleep is short while they are waited for.
     ///
     /// # Errors
-    /// A device or a thread that failed, or a connection that ended unasked.
+    /// A device or a thread that failed, a connection that ended unasked, or, once, a device that is being removed: then
+    /// its connections end, and [`stop`](Self::stop) lets go of it.
     pub fn turn(&mut self, patience: Duration) -> Result<(), NodeError> {
         let mut descriptors: Vec<BorrowedFd<'_>> = self
             .sides
@@ -465,6 +506,12 @@ impl<A: Application> Control<A> {
             }
             self.log.extend(side.manager.log());
             side.flush();
+            if side.manager.is_removed() && !self.removed {
+                self.removed = true;
+                self.lost = Some(NodeError::Removed {
+                    device: self.device.name().to_owned(),
+                });
+            }
         }
         Ok(())
     }
@@ -607,6 +654,11 @@ impl Side {
                 self.rebuilt = self.rebuilt.saturating_add(1);
                 self.new_window(of)?;
             }
+            // The verbs backend has no mappings, so that no pool is made and nothing of this comes.
+            Report::Piece(_) => {}
+            Report::Map { of, .. } => self.order(Order::NotMapped { of }),
+            Report::Unmap { window } => drop(window),
+            Report::Flush => self.order(Order::Unmapped),
             Report::Retired { window } => drop(window),
             Report::Stopped(leftovers) => self.stopped = Some(leftovers),
         }

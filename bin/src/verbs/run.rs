@@ -88,6 +88,11 @@ pub fn run(
             Err(NodeError::Lost { .. }) if serves => {}
             // Its transfers fail, and the jobs come to an end by that.
             Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
+            Err(error @ NodeError::Removed { .. }) => {
+                failures.push(error.to_string());
+                finishing = true;
+                control.finish();
+            }
             Err(error) => return Err(error),
         }
         for line in control.log() {

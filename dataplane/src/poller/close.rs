@@ -60,6 +60,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some(stage) = state.stage.take() {
             self.stages.give(stage, false);
         }
+        if let Some(lease) = state.mapping.take() {
+            self.give_mapping(lease, true);
+        }
         // The data has landed: the application is told now, and the ACK goes its own way.
         self.landed(handle);
         self.apply(handle, Input::Admitted);
@@ -146,10 +149,17 @@ impl<'a, N: Nic> Poller<'a, N> {
         } else {
             self.counters.peer_transfers.add(1);
         }
+        // What its peer may still write must not reach the next transfer.
+        let is_quiet =
+            transfer.abandoned.is_none() && transfer.outcome != Err(Error::ConnectionClosed);
+        let mapping = transfer.mapping.take();
         let (token, event) = (transfer.token, transfer.event);
         let place = core::mem::replace(&mut transfer.place, Place::Nothing);
         let sink = core::mem::replace(&mut transfer.sink, Sink::None);
         self.transfers.discard(handle);
+        if let Some(lease) = mapping {
+            self.give_mapping(lease, is_quiet);
+        }
         if let Place::Own(memory) = place
             && event
         {
@@ -187,6 +197,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             if self.transfers.unlink(queue, handle) {
                 return;
@@ -217,6 +228,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             *queue = Queue::new();
         }
@@ -397,6 +409,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let busy =
             !self.connections.is_empty() || !self.transfers.is_empty() || !self.entries.is_empty();
         if busy || self.stopped {
+            return 0;
+        }
+        // The pool ends by its own road, once what was asked for has come.
+        if !self.mappings.is_empty() {
             return 0;
         }
         while self.ends.reports.free() > 1

@@ -276,10 +276,11 @@ pub struct Manager {
     ends: HashMap<Id, Endpoint>,
     keys: HashMap<usize, Id>,
     remembered: HashMap<Nid, Remembered>,
-    dials: Vec<(Nid, Dial)>,
+    dials: Vec<Option<(Nid, Dial)>>,
     effects: Vec<Effect>,
     log: Vec<String>,
     unprivileged: bool,
+    removed: bool,
     last_id: Id,
 }
 
@@ -321,6 +322,7 @@ impl Manager {
             effects: Vec::new(),
             log: Vec::new(),
             unprivileged: false,
+            removed: false,
             last_id: 0,
         })
     }
@@ -367,10 +369,19 @@ impl Manager {
     }
 
     /// Begins to connect to another node; the name of the attempt. Several connections to one node are legal
-    /// (`conns_per_peer`): dial as often.
+    /// (`conns_per_peer`): dial as often. The name is remembered until the attempt is [forgotten](Self::forget).
     pub fn dial(&mut self, peer: Nid) -> usize {
-        let dial = self.dials.len();
-        self.dials.push((peer, Dial::Trying));
+        let named = Some((peer, Dial::Trying));
+        let dial = match self.dials.iter().position(Option::is_none) {
+            Some(free) => {
+                self.dials[free] = named;
+                free
+            }
+            None => {
+                self.dials.push(named);
+                self.dials.len() - 1
+            }
+        };
         self.attempt(dial);
         dial
     }
@@ -378,7 +389,27 @@ impl Manager {
     /// How an attempt stands.
     #[must_use]
     pub fn outcome(&self, dial: usize) -> Option<&Dial> {
-        self.dials.get(dial).map(|(_, state)| state)
+        let (_, state) = self.dials.get(dial)?.as_ref()?;
+        Some(state)
+    }
+
+    /// Nobody asks for an attempt any more: its name is free for another. Nothing happens while the attempt is under way
+    /// or its connection lives.
+    pub fn forget(&mut self, dial: usize) {
+        if self.ends.values().any(|end| end.dial == Some(dial)) {
+            return;
+        }
+        if let Some(named) = self.dials.get_mut(dial)
+            && !matches!(named, Some((_, Dial::Trying | Dial::Pausing(_))))
+        {
+            *named = None;
+        }
+    }
+
+    /// The attempt that has made this end, if this node has asked.
+    #[must_use]
+    pub fn dialed(&self, id: Id) -> Option<usize> {
+        self.ends.get(&id)?.dial
     }
 
     /// Lines for whoever wants to follow.
@@ -390,6 +421,13 @@ impl Manager {
     #[must_use]
     pub const fn is_unprivileged(&self) -> bool {
         self.unprivileged
+    }
+
+    /// Whether the device is being removed. The removal waits, for ever if need be, until everything that was made on the
+    /// device is destroyed and the device is closed: what is left to do is to come to an end.
+    #[must_use]
+    pub const fn is_removed(&self) -> bool {
+        self.removed
     }
 
     /// Takes what has happened, looks at the time, and says what is to be done.
@@ -413,7 +451,7 @@ impl Manager {
             self.feed(id, Event::Deadline);
         }
         for dial in 0..self.dials.len() {
-            if let Some((_, state @ Dial::Pausing(_))) = self.dials.get_mut(dial)
+            if let Some(Some((_, state @ Dial::Pausing(_)))) = self.dials.get_mut(dial)
                 && matches!(state, Dial::Pausing(until) if *until <= now)
             {
                 *state = Dial::Trying;
@@ -436,6 +474,7 @@ impl Manager {
                 }
             }
             super::Event::DeviceGone => {
+                self.removed = true;
                 for id in self.alive() {
                     self.feed(id, Event::DeviceRemoval);
                 }
@@ -539,7 +578,7 @@ impl Manager {
     }
 
     fn attempt(&mut self, dial: usize) {
-        let Some((peer, _)) = self.dials.get(dial) else {
+        let Some(Some((peer, _))) = self.dials.get(dial) else {
             return;
         };
         let peer = *peer;
@@ -561,7 +600,7 @@ impl Manager {
                     ) => self.no_route(),
                     _ => Failure::Call(format!("rdma_resolve_addr: {error}")),
                 };
-                if let Some((_, state)) = self.dials.get_mut(dial) {
+                if let Some(Some((_, state))) = self.dials.get_mut(dial) {
                     *state = Dial::Failed(failure);
                 }
             }
@@ -625,6 +664,7 @@ impl Manager {
     }
 
     fn take(&mut self, mut happening: Happening) {
+        self.removed |= happening.event == Event::DeviceRemoval;
         if let Some(cm) = happening.request.take() {
             // Whose it is, its private data say.
             let id = self.add(cm, Nid::ANY);
@@ -921,7 +961,7 @@ impl Manager {
             terms.local, terms.peer, terms.queue_depth, terms.max_frags
         ));
         if let Some(dial) = end.dial
-            && let Some((_, state)) = self.dials.get_mut(dial)
+            && let Some(Some((_, state))) = self.dials.get_mut(dial)
         {
             *state = Dial::Up { connection, terms };
         }
@@ -984,7 +1024,7 @@ impl Manager {
         {
             remembered.forget_life();
         }
-        let Some((_, state)) = dial.and_then(|dial| self.dials.get_mut(dial)) else {
+        let Some(Some((_, state))) = dial.and_then(|dial| self.dials.get_mut(dial)) else {
             return;
         };
         match (next, failure, dial) {
