@@ -153,11 +153,7 @@ impl fmt::Display for Budget {
                 ("send work requests", ours.send_wr, theirs.send_wr),
                 ("receives", ours.receives, theirs.receives),
                 ("completion queue entries", ours.cqe, theirs.cqe),
-                (
-                    "windows, mappings, FastReg descriptors",
-                    ours.windows,
-                    theirs.windows,
-                ),
+                ("windows, FastReg descriptors", ours.windows, theirs.windows),
                 ("page lists", ours.page_lists, theirs.page_lists),
             ] {
                 table.row(vec![name.to_owned(), count(ours), count(theirs)]);

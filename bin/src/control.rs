@@ -333,6 +333,12 @@ impl<A: Application> Control<A> {
         self.clock
     }
 
+    /// Whether transfers may wait for mappings that [`turn`](Self::turn) makes: then it is called often.
+    #[must_use]
+    pub const fn maps(&self) -> bool {
+        self.plan.shape.mappings != 0
+    }
+
     /// Lines about connections since the last call.
     pub fn log(&mut self) -> Vec<String> {
         core::mem::take(&mut self.log)

@@ -90,7 +90,7 @@ pub fn run(
             watcher.line(&line, false);
         }
         watcher.look(&progress);
-        std::thread::sleep(NAP);
+        std::thread::sleep(if control.maps() { SHORT_NAP } else { NAP });
     }
     watcher.look(&progress);
     let finished = control.stop(STOP)?;
@@ -195,6 +195,8 @@ fn mebibytes(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// Its sleep where transfers wait for the mappings that it makes.
+const SHORT_NAP: Duration = Duration::from_micros(200);
 /// The control thread's sleep while jobs run: long, since it takes a core from a poller when it wakes.
 const NAP: Duration = Duration::from_millis(20);
 /// For a connection within one process.

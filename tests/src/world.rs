@@ -265,6 +265,9 @@ impl World {
     /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
     /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
+        for node in &mut self.nodes {
+            node.maps.hold = false;
+        }
         let patience = 40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000));
         let (mut quiet, mut left) = (0, 200_000_u32);
         while quiet < patience {

@@ -142,6 +142,7 @@ impl<N: Nic> Poller<'_, N> {
         match self.mappings.claim(owner, pieces, own, room) {
             Claim::Found(mapping) => {
                 self.counters.mapping_hits.add(1);
+                self.note_mappings();
                 Some(mapping)
             }
             Claim::New(mapping) => {

@@ -21,7 +21,7 @@
 //! ends; the key of a transfer that was given up, or whose connection failed, is not used again in any case.
 //!
 //! Data that comes through a staging buffer lands after the DONE: a PUT without an ACK may be told as done at its
-//! source before that.
+//! source before that. LNet promises such a source no more (LNET_EVENT_SEND); an ACK is sent when the data has landed.
 
 mod choice;
 mod descriptor;
