@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use o2poll_config::{Config, Device, Machine};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest as _, Sha256};
 
@@ -16,8 +15,9 @@ use crate::capture::Summary;
 use crate::control::{Control, Options};
 use crate::copy::Hash;
 use crate::job::{Job, Progress, peers};
-use crate::plan::Plan;
+use crate::plan::{Plan, cores_of};
 use crate::report::{Report, Scene};
+use crate::start;
 use crate::{Application as _, NodeError};
 
 /// Who watches a run.
@@ -63,9 +63,9 @@ pub fn run(
     let dials = config
         .nodes
         .iter()
-        .flat_map(|node| peers(node).into_iter().map(|peer| (node.nid, peer)));
+        .flat_map(|node| peers(node).into_iter().map(move |peer| (node, peer)));
     for (node, peer) in dials {
-        if let Err(error) = control.connect(node, peer, DIAL) {
+        if let Err(error) = control.keep(node.nid, peer, node.conns_per_peer, DIAL) {
             failures.push(error.to_string());
             break;
         }
@@ -82,7 +82,7 @@ pub fn run(
         }
         match control.turn() {
             Ok(()) => {}
-            // Its transfers fail, and the jobs come to an end by that.
+            // It is given up: its transfers fail, and the jobs come to an end by that.
             Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
             Err(error) => return Err(error),
         }
@@ -117,11 +117,7 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeErr
         ));
     }
     let plan = Plan::new(config, machine)?;
-    let counters: Vec<&'static Counters> = config
-        .nodes
-        .iter()
-        .map(|_| &*Box::leak(Box::new(Counters::new())))
-        .collect();
+    let counters = start::counters(config);
     let mut parts = vec![plan.placement.sentence.trim_end_matches('.').to_owned()];
     let mut memory = Vec::new();
     let mut jobs = Vec::new();
@@ -137,6 +133,8 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeErr
         let bytes = needs
             .bytes
             .saturating_add(usize::try_from(files).unwrap_or(usize::MAX));
+        let others = needs.own_bytes.saturating_mul(cores_of(node).saturating_sub(1));
+        let bytes = bytes.saturating_add(others);
         memory.push(format!("{} of memory for {}", mebibytes(bytes), node.nid));
         if let Some(copy) = &node.copy {
             let name = config.export(copy.file).map_or("", |export| &export.name);

@@ -1,6 +1,6 @@
 //! Handshakes between nodes whose cores take every queue pair, or none.
 
-use super::{Dial, Effect, Handle, Id, Manager, PAUSE, port, wires};
+use super::{Dial, Effect, Handle, Id, Manager, NoRoom, PAUSE, port, wires};
 use o2poll_dataplane::peer::{Extensions, Local};
 use o2poll_dataplane::wire::Nid;
 use std::time::Instant;
@@ -18,6 +18,15 @@ fn local(last: u8, queue_depth: u16, max_frags: u16) -> Local {
     }
 }
 
+/// Nodes of one core each.
+fn manager(locals: [Local; 2]) -> Manager {
+    Manager::new(locals.map(|local| (local, 1)))
+}
+
+fn all(manager: &Manager) -> Vec<Id> {
+    (0..2).flat_map(|node| manager.alive(node)).collect()
+}
+
 /// Cores that take every queue pair, or none.
 fn settle(manager: &mut Manager, room: bool) -> Vec<Effect> {
     let mut all = Vec::new();
@@ -29,7 +38,7 @@ fn settle(manager: &mut Manager, room: bool) -> Vec<Effect> {
         for effect in effects {
             match effect {
                 Effect::Adopt { id, .. } if room => manager.ready(id, handle(id)),
-                Effect::Adopt { id, .. } => manager.no_room(id),
+                Effect::Adopt { id, .. } => manager.no_room(id, NoRoom::Full),
                 Effect::Close { connection, .. } => {
                     manager.gone(connection.to_bits());
                 }
@@ -55,7 +64,7 @@ fn ports_lead_where_they_are_numbered() {
 
 #[test]
 fn both_ends_agree_and_both_are_told() {
-    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    let mut manager = manager([local(1, 8, 257), local(2, 8, 257)]);
     let dial = manager.dial(1, 0);
     let effects = settle(&mut manager, true);
     let Some(Dial::Up { terms, .. }) = manager.outcome(dial) else {
@@ -82,11 +91,11 @@ fn both_ends_agree_and_both_are_told() {
         .iter()
         .filter(|effect| matches!(effect, Effect::Establish { .. }));
     assert_eq!(told.count(), 2);
-    for id in manager.alive() {
+    for id in all(&manager) {
         manager.close(id);
     }
     settle(&mut manager, true);
-    assert!(manager.alive().is_empty());
+    assert!(all(&manager).is_empty());
 }
 
 #[test]
@@ -96,7 +105,7 @@ fn a_deeper_or_wider_request_is_redialed_with_what_the_peer_grants() {
         ((8, 257), (8, 32)),
         ((64, 256), (16, 16)),
     ] {
-        let mut manager = Manager::new([local(1, grants.0, grants.1), local(2, asker.0, asker.1)]);
+        let mut manager = manager([local(1, grants.0, grants.1), local(2, asker.0, asker.1)]);
         let dial = manager.dial(1, 0);
         settle(&mut manager, true);
         let Some(Dial::Up { terms, .. }) = manager.outcome(dial) else {
@@ -109,7 +118,7 @@ fn a_deeper_or_wider_request_is_redialed_with_what_the_peer_grants() {
 
 #[test]
 fn a_stale_incarnation_is_forgotten_and_dialed_again() {
-    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    let mut manager = manager([local(1, 8, 257), local(2, 8, 257)]);
     manager.remembered(1, Nid::o2ib([10, 0, 0, 1], 0)).stamp = Some(77);
     let dial = manager.dial(1, 0);
     settle(&mut manager, true);
@@ -126,7 +135,7 @@ fn a_node_that_is_starting_is_asked_again_later() {
         ready: false,
         ..local(1, 8, 257)
     };
-    let mut manager = Manager::new([starting, local(2, 8, 257)]);
+    let mut manager = manager([starting, local(2, 8, 257)]);
     let dial = manager.dial(1, 0);
     settle(&mut manager, true);
     assert!(matches!(manager.outcome(dial), Some(Dial::Pausing(_))));
@@ -137,12 +146,12 @@ fn a_node_that_is_starting_is_asked_again_later() {
 
 #[test]
 fn no_room_is_told_to_the_asker() {
-    let mut manager = Manager::new([local(1, 8, 257), local(2, 8, 257)]);
+    let mut manager = manager([local(1, 8, 257), local(2, 8, 257)]);
     let dial = manager.dial(1, 0);
     settle(&mut manager, false);
     let Some(Dial::Failed(why)) = manager.outcome(dial) else {
         panic!("{:?}", manager.outcome(dial));
     };
     assert!(why.contains("NoResources"), "{why}");
-    assert!(manager.alive().is_empty());
+    assert!(all(&manager).is_empty());
 }

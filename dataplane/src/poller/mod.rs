@@ -84,6 +84,8 @@ pub enum Report<N: Nic> {
         qp: N::QueuePair,
         /// As in the order.
         token: u64,
+        /// It was the device that refused it: it may take one of less depth.
+        by_device: bool,
     },
     /// The connection has ended and is drained.
     Gone {

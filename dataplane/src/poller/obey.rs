@@ -59,13 +59,23 @@ impl<N: Nic> Poller<'_, N> {
             && self.connections.vacant() > 0
             && !self.stopping;
         if !fits {
-            let _ = self.ends.reports.push(Report::Refused { qp, token });
+            let by_device = false;
+            let _ = self.ends.reports.push(Report::Refused {
+                qp,
+                token,
+                by_device,
+            });
             return;
         }
         let name = match self.nic.adopt(qp) {
             Ok(name) => name,
             Err(qp) => {
-                let _ = self.ends.reports.push(Report::Refused { qp, token });
+                let by_device = true;
+                let _ = self.ends.reports.push(Report::Refused {
+                    qp,
+                    token,
+                    by_device,
+                });
                 return;
             }
         };
