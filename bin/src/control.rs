@@ -336,11 +336,7 @@ impl Fabric for SoftFabric {
     }
 
     fn gone(&mut self, _: usize, id: Id, _: QueuePair) -> Ending {
-        if self.manager.gone(id) {
-            Ending::Core
-        } else {
-            Ending::Asked
-        }
+        self.manager.gone(id)
     }
 
     fn close(&mut self, _: usize, id: Id) {

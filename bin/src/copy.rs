@@ -284,6 +284,8 @@ impl Copy {
                 }
                 if self.again.pop().is_none() {
                     self.next += 1;
+                } else if over != Over::default() {
+                    self.repeated += 1;
                 }
                 self.out += 1;
                 true
@@ -315,7 +317,6 @@ impl Copy {
         let over = self.over.get(index).copied().unwrap_or_default();
         if links.ended(over, outcome) && self.repeat && over != Over::default() {
             self.again.push(index);
-            self.repeated += 1;
             return;
         }
         match outcome {

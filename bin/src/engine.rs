@@ -431,8 +431,8 @@ impl<A: Application, F: Fabric> Engine<A, F> {
             }
             return;
         }
-        // Where connections are made again, whoever was asked waits to be asked again.
-        let waits = !self.keepers.is_empty() && self.pauses.attempts != 0;
+        // Where connections are made again, whoever was asked waits to be asked again: who asks tells if it gives up.
+        let waits = !self.keepers.is_empty();
         if !asked && !waits && self.lost.is_none() {
             self.lost = Some(NodeError::Lost { node, peer, why });
         }

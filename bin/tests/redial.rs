@@ -79,7 +79,7 @@ impl Folder {
         let path =
             std::env::temp_dir().join(format!("o2poll-redial-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
-        let data: Vec<u8> = (0..700_001_u32).map(|n| (n * n >> 7) as u8).collect();
+        let data: Vec<u8> = (0..700_001_u32).map(|n| (n.wrapping_mul(n) >> 7) as u8).collect();
         std::fs::write(path.join("data"), data).unwrap();
         Self(path)
     }
@@ -229,6 +229,7 @@ fn without_reconnects_the_run_fails_and_says_which_connection_and_why() {
     let (report, _) = run_with_a_fault(&config, 300);
     assert_eq!(report.verdict, Verdict::Failed, "{report}");
     let lost = format!("the connection of {CLIENT} to {SERVER} ended: ");
+    assert!(report.repeats.is_empty(), "nothing was moved again");
     assert!(
         report.failures.iter().any(|line| line.starts_with(&lost)),
         "{report}"

@@ -28,7 +28,7 @@ use o2poll_dataplane::wire::{
 use o2poll_soft::{Lane, Port, link};
 
 use crate::capture::Notes;
-use crate::engine::Id;
+use crate::engine::{Ending, Id};
 use crate::node::lend;
 
 /// For each device the ports to every other, in the order of the devices: those of the first node's cores, of the
@@ -156,6 +156,8 @@ struct Endpoint {
     adopted: bool,
     /// What a refusal said comes next.
     next: Option<Next>,
+    /// The peer has closed it.
+    by_peer: bool,
     dial: Option<usize>,
 }
 
@@ -391,12 +393,19 @@ impl Manager {
         ))
     }
 
-    /// A core has given the queue pair back. True when nobody had asked for that.
-    pub(crate) fn gone(&mut self, id: Id) -> bool {
-        let unasked = self
-            .ends
-            .get(&id)
-            .is_some_and(|end| matches!(end.state, State::PassiveWait | State::Established));
+    /// A core has given the queue pair back; who wanted that.
+    pub(crate) fn gone(&mut self, id: Id) -> Ending {
+        let ending = self.ends.get(&id).map_or(Ending::Asked, |end| {
+            match end.state {
+                State::PassiveWait | State::Established => Ending::Core,
+                // Who was asked may be left when its peer has done what it wanted.
+                _ if end.by_peer && end.dial.is_some() => {
+                    Ending::Failed(String::from("broken off by the peer"))
+                }
+                _ => Ending::Asked,
+            }
+        });
+        let unasked = ending == Ending::Core;
         if let Some(end) = self.ends.get_mut(&id) {
             end.adopted = false;
             end.connection = None;
@@ -407,7 +416,7 @@ impl Manager {
         } else {
             self.feed(id, Event::Drained);
         }
-        unasked
+        ending
     }
 
     fn attempt(&mut self, dial: usize) {
@@ -440,6 +449,7 @@ impl Manager {
             connection: None,
             adopted: false,
             next: None,
+            by_peer: false,
             dial: None,
         };
         self.ends.insert(self.last_id, end);
@@ -481,6 +491,12 @@ impl Manager {
                 number,
                 private_data,
             } => {
+                let waits = |end: &Endpoint| end.state == State::ActiveConnect;
+                if !self.ends.get(&id).is_some_and(waits) {
+                    // The attempt was given up meanwhile: the connection manager refuses a REP that nobody waits for.
+                    self.feed(answerer, Event::Rejected);
+                    return;
+                }
                 if let Some(end) = self.ends.get_mut(&id) {
                     end.peer_id = Some(answerer);
                     end.peer.core = core;
@@ -696,6 +712,11 @@ impl Manager {
             && let Some(peer) = end.peer_id
         {
             self.send(To::Id(peer), Message::Disconnect);
+        }
+        if why == End::ByPeer
+            && let Some(end) = self.ends.get_mut(&id)
+        {
+            end.by_peer = true;
         }
         if !again {
             self.fail(id, format!("{why:?}"));

@@ -118,6 +118,7 @@ impl Workload {
             put: true,
             submitted: Instant::default(),
             over: Over::default(),
+            again: false,
         });
         let slots: Vec<Slot> = slots.collect();
         Ok(Self {
@@ -291,6 +292,7 @@ impl Workload {
             (size, put)
         };
         if let Some(slot) = self.slots.get_mut(index) {
+            slot.again = false;
             slot.size = size;
             slot.put = put;
             slot.round += u64::from(put);
@@ -341,6 +343,9 @@ impl Workload {
             Ok(()) => {
                 links.begun(over);
                 slot.over = over;
+                if core::mem::take(&mut slot.again) && over != Over::default() {
+                    self.repeated += 1;
+                }
                 slot.state = State::Out;
                 self.out += 1;
                 true
@@ -372,7 +377,7 @@ impl Workload {
         if links.ended(slot.over, outcome) && self.repeat && slot.over != Over::default() {
             // The source of a PUT is as it was, and what is in the sink of a GET is right or still cleared.
             slot.state = State::Ready;
-            self.repeated += 1;
+            slot.again = true;
             return;
         }
         let length = self.sizes.get(slot.size).copied().unwrap_or(0);

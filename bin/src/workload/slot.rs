@@ -26,6 +26,8 @@ pub(super) struct Slot {
     pub(super) submitted: Instant,
     /// The connection that it was given to.
     pub(super) over: Over,
+    /// Its connection failed, and it is to be made again.
+    pub(super) again: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
