@@ -287,7 +287,10 @@ impl Fabric for SoftFabric {
 
     fn run(&mut self, now: Instant) -> Result<Vec<Effect<Device>>, NodeError> {
         let effects = self.manager.run(now);
-        Ok(effects.into_iter().map(|effect| self.told(effect)).collect())
+        Ok(effects
+            .into_iter()
+            .map(|effect| self.told(effect))
+            .collect())
     }
 
     fn log(&mut self) -> Vec<String> {

@@ -269,10 +269,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
         }
         loop {
             self.turn(SHORT)?;
-            let mut ours = self
-                .keepers
-                .iter()
-                .filter(|keeper| keeper.is_of(place, to));
+            let mut ours = self.keepers.iter().filter(|keeper| keeper.is_of(place, to));
             if ours.all(Keeper::is_up) {
                 return Ok(());
             }
@@ -324,8 +321,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
         for place in 0..self.sides.len() {
             let cores = self.sides.get(place).map_or(0, |side| side.cores.len());
             for core in 0..cores {
-                while let Some(report) =
-                    self.core(place, core).and_then(|core| core.reports.pop())
+                while let Some(report) = self.core(place, core).and_then(|core| core.reports.pop())
                 {
                     self.hear(place, core, report)?;
                 }
@@ -582,11 +578,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
         })
     }
 
-    fn until(
-        &mut self,
-        give_up: Instant,
-        done: impl Fn(&Self) -> bool,
-    ) -> Result<(), NodeError> {
+    fn until(&mut self, give_up: Instant, done: impl Fn(&Self) -> bool) -> Result<(), NodeError> {
         loop {
             self.serve()?;
             if done(self) || Instant::now() >= give_up || self.flags.has_failed() {

@@ -134,8 +134,8 @@ pub use node::{Device, Link, Node, Wires};
 pub use o2poll_soft::Faults;
 pub use progress::Bars;
 pub use report::{
-    CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene, SpanLine, ThreadLine, Verdict,
-    VerificationLine,
+    CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene, SpanLine,
+    ThreadLine, Verdict, VerificationLine,
 };
 pub use run::{Watcher, outline, run};
 pub use workload::Workload;

@@ -105,7 +105,11 @@ impl Links {
         let mut best: Option<(usize, &Link)> = None;
         for nth in 0..count {
             let at = self.next.wrapping_add(nth);
-            let at = if at < count { at } else { at.wrapping_sub(count) };
+            let at = if at < count {
+                at
+            } else {
+                at.wrapping_sub(count)
+            };
             if let Some(link) = self.all.get(at)
                 && link.peer == peer
                 && !link.closed
@@ -137,10 +141,7 @@ impl Links {
 
     /// A transfer has ended; whether it was its connection that failed, so that it can be made again.
     pub(crate) fn ended(&mut self, over: Over, outcome: Result<u32, Error>) -> bool {
-        let closed = matches!(
-            outcome,
-            Err(Error::ConnectionClosed | Error::NotConnected)
-        );
+        let closed = matches!(outcome, Err(Error::ConnectionClosed | Error::NotConnected));
         if let Some(link) = self.find(over) {
             link.out = link.out.saturating_sub(1);
             link.closed |= closed;
@@ -224,7 +225,10 @@ mod tests {
         assert_eq!(turns, [a, b, a, b].map(Way::Over));
         assert_eq!(links.way(OTHER), Way::Over(c));
         links.begun(a);
-        assert_eq!((links.way(PEER), links.way(PEER)), (Way::Over(b), Way::Over(b)));
+        assert_eq!(
+            (links.way(PEER), links.way(PEER)),
+            (Way::Over(b), Way::Over(b))
+        );
         links.begun(b);
         links.begun(b);
         assert!(!links.ended(a, Ok(1)));

@@ -188,12 +188,7 @@ impl Backend for SoftBackend {
         self.taken.clone()
     }
 
-    fn join(
-        &mut self,
-        nic: &mut Device,
-        node: Nid,
-        shared: Self::Shared,
-    ) -> Result<(), NodeError> {
+    fn join(&mut self, nic: &mut Device, node: Nid, shared: Self::Shared) -> Result<(), NodeError> {
         for (memory, lkey) in shared {
             // A device numbers its memories in the order in which they come.
             if nic.register(memory).ok() != Some(lkey) {

@@ -87,8 +87,7 @@ fn make<A: Application, B: Backend>(
     cores::pin(core).map_err(|source| NodeError::Pin { core, source })?;
     let mut seats = Vec::new();
     // First cores wait for nobody, and the others for those.
-    let (first, other): (Vec<_>, Vec<_>) =
-        nodes.into_iter().partition(|plan| plan.role.is_first());
+    let (first, other): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|plan| plan.role.is_first());
     for plan in first.into_iter().chain(other) {
         let (seat, built) = Seat::build(plan, clock)?;
         seats.push(seat);

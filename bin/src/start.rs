@@ -91,9 +91,8 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
                 (port, (submissions_in, events_out))
             })
             .unzip();
-        let (others, commons): (Vec<_>, VecDeque<_>) = (1..cores)
-            .map(|_| channel::<Common<F::Backend>>())
-            .unzip();
+        let (others, commons): (Vec<_>, VecDeque<_>) =
+            (1..cores).map(|_| channel::<Common<F::Backend>>()).unzip();
         let first = Role::First {
             port: Port::new(ports),
             notices: notices_in,

@@ -67,7 +67,10 @@ fn get(
         timeout: None,
     };
     let node = control.node(client).unwrap();
-    assert!(node.submit_to(link.core, Submission::Transfer(request)).is_ok());
+    assert!(
+        node.submit_to(link.core, Submission::Transfer(request))
+            .is_ok()
+    );
     loop {
         match control.wait(client, PATIENCE) {
             Ok(Event::Done {

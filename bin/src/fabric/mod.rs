@@ -332,7 +332,15 @@ impl Manager {
         let Listener {
             local, remembered, ..
         } = &mut self.nodes[end.at.node];
-        if let (NoRoom::Depth, Some(terms @ Terms { queue_depth: 2.., .. })) = (why, end.terms) {
+        if let (
+            NoRoom::Depth,
+            Some(
+                terms @ Terms {
+                    queue_depth: 2.., ..
+                },
+            ),
+        ) = (why, end.terms)
+        {
             let depth = terms.queue_depth / 2;
             let remembered = remembered.entry(terms.peer).or_default();
             remembered.lower_depth(depth);

@@ -2,8 +2,8 @@
 
 use super::table::{Table, megabytes};
 use super::{
-    CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, SpanLine, ThreadLine, Verdict, VerificationLine, hex,
-    left_over, rate,
+    CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, SpanLine, ThreadLine, Verdict,
+    VerificationLine, hex, left_over, rate,
 };
 use o2poll_dataplane::poller::Leftovers;
 
@@ -182,7 +182,10 @@ fn the_table_says_what_was_wrong() {
 #[test]
 fn what_was_made_again_and_what_each_core_did_is_told_and_is_no_fault() {
     let plain = report().to_string();
-    assert!(!plain.contains("again") && !plain.contains("core of"), "{plain}");
+    assert!(
+        !plain.contains("again") && !plain.contains("core of"),
+        "{plain}"
+    );
     let mut report = report();
     report.repeats.push(RepeatLine {
         node: String::from("10.0.0.2@o2ib"),

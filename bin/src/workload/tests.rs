@@ -40,8 +40,7 @@ fn workload(sizes: &[(u32, u32)], put: f64) -> Workload {
         seed: 1,
         repeat: true,
     };
-    let mut workload =
-        Workload::new(&job, &region(1 << 20, 1 << 20), 1000, [&[], &[]]).unwrap();
+    let mut workload = Workload::new(&job, &region(1 << 20, 1 << 20), 1000, [&[], &[]]).unwrap();
     let ranges = workload.memory();
     workload.begin(ranges.into_iter().map(|bytes| {
         let bytes: &'static mut [u8] = vec![0; bytes].leak();

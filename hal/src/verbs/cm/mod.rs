@@ -108,6 +108,8 @@ pub enum Dial {
     Pausing(Instant),
     /// Connected.
     Up {
+        /// The core that has it.
+        core: usize,
         /// As the core named it.
         connection: Handle,
         /// What was agreed.
@@ -276,7 +278,8 @@ pub struct Manager {
     ends: HashMap<Id, Endpoint>,
     keys: HashMap<usize, Id>,
     remembered: HashMap<Nid, Remembered>,
-    dials: Vec<(Nid, Dial)>,
+    dials: HashMap<usize, (Nid, Dial)>,
+    last_dial: usize,
     effects: Vec<Effect>,
     log: Vec<String>,
     unprivileged: bool,
@@ -317,7 +320,8 @@ impl Manager {
             ends: HashMap::new(),
             keys: HashMap::new(),
             remembered: HashMap::new(),
-            dials: Vec::new(),
+            dials: HashMap::new(),
+            last_dial: 0,
             effects: Vec::new(),
             log: Vec::new(),
             unprivileged: false,
@@ -369,16 +373,22 @@ impl Manager {
     /// Begins to connect to another node; the name of the attempt. Several connections to one node are legal
     /// (`conns_per_peer`): dial as often.
     pub fn dial(&mut self, peer: Nid) -> usize {
-        let dial = self.dials.len();
-        self.dials.push((peer, Dial::Trying));
+        self.last_dial += 1;
+        let dial = self.last_dial;
+        self.dials.insert(dial, (peer, Dial::Trying));
         self.attempt(dial);
         dial
+    }
+
+    /// Nobody will ask for this attempt any more: it has failed, or its connection is gone.
+    pub fn forget(&mut self, dial: usize) {
+        self.dials.remove(&dial);
     }
 
     /// How an attempt stands.
     #[must_use]
     pub fn outcome(&self, dial: usize) -> Option<&Dial> {
-        self.dials.get(dial).map(|(_, state)| state)
+        self.dials.get(&dial).map(|(_, state)| state)
     }
 
     /// Lines for whoever wants to follow.
@@ -412,13 +422,15 @@ impl Manager {
         for id in late {
             self.feed(id, Event::Deadline);
         }
-        for dial in 0..self.dials.len() {
-            if let Some((_, state @ Dial::Pausing(_))) = self.dials.get_mut(dial)
-                && matches!(state, Dial::Pausing(until) if *until <= now)
-            {
+        let mut due = Vec::new();
+        for (dial, (_, state)) in &mut self.dials {
+            if matches!(state, Dial::Pausing(until) if *until <= now) {
                 *state = Dial::Trying;
-                self.attempt(dial);
+                due.push(*dial);
             }
+        }
+        for dial in due {
+            self.attempt(dial);
         }
         Ok(core::mem::take(&mut self.effects))
     }
@@ -539,7 +551,7 @@ impl Manager {
     }
 
     fn attempt(&mut self, dial: usize) {
-        let Some((peer, _)) = self.dials.get(dial) else {
+        let Some((peer, _)) = self.dials.get(&dial) else {
             return;
         };
         let peer = *peer;
@@ -561,7 +573,7 @@ impl Manager {
                     ) => self.no_route(),
                     _ => Failure::Call(format!("rdma_resolve_addr: {error}")),
                 };
-                if let Some((_, state)) = self.dials.get_mut(dial) {
+                if let Some((_, state)) = self.dials.get_mut(&dial) {
                     *state = Dial::Failed(failure);
                 }
             }
@@ -921,9 +933,13 @@ impl Manager {
             terms.local, terms.peer, terms.queue_depth, terms.max_frags
         ));
         if let Some(dial) = end.dial
-            && let Some((_, state)) = self.dials.get_mut(dial)
+            && let Some((_, state)) = self.dials.get_mut(&dial)
         {
-            *state = Dial::Up { connection, terms };
+            *state = Dial::Up {
+                core,
+                connection,
+                terms,
+            };
         }
     }
 
@@ -984,7 +1000,7 @@ impl Manager {
         {
             remembered.forget_life();
         }
-        let Some((_, state)) = dial.and_then(|dial| self.dials.get_mut(dial)) else {
+        let Some((_, state)) = dial.and_then(|dial| self.dials.get_mut(&dial)) else {
             return;
         };
         match (next, failure, dial) {
