@@ -205,6 +205,15 @@ impl<A: Application> Control<A> {
         self.0.keep(from, to, count, timeout)
     }
 
+    /// Ends a connection, and waits until it is gone on this side.
+    ///
+    /// # Errors
+    /// When there is no such node, when the connection does not end in time, and whatever [`turn`](Self::turn) tells
+    /// meanwhile.
+    pub fn disconnect(&mut self, of: Nid, link: Link, timeout: Duration) -> Result<(), NodeError> {
+        self.0.disconnect(of, link, timeout)
+    }
+
     /// Ends all connections of a node with another, whoever has made them; how many. Those that are
     /// [kept](Self::keep) come back.
     ///

@@ -89,6 +89,11 @@ pub(crate) trait Fabric {
         core: usize,
     ) -> Result<<NicOf<Self> as Nic>::Window, NodeError>;
 
+    /// The device that is being taken away: told once.
+    fn removed(&mut self) -> Option<String> {
+        None
+    }
+
     /// Nothing is sent any more.
     fn end(&mut self) -> Result<Option<Summary>, NodeError>;
 }
@@ -148,6 +153,10 @@ pub(crate) struct Engine<A: Application, F: Fabric> {
     pub(crate) threads: Vec<(usize, JoinHandle<Option<Ended<A>>>)>,
     pub(crate) sides: Vec<Side<NicOf<F>>>,
     pub(crate) fabric: F,
+    /// Node, core and name of each, and what the fabric calls it.
+    pub(crate) connections: Vec<((usize, usize, Handle), Id)>,
+    /// Attempts of [`connect`](Self::connect) that have made them.
+    pub(crate) dials: Vec<((usize, usize, Handle), usize)>,
     pub(crate) keepers: Vec<Keeper>,
     pub(crate) pauses: Pauses,
     pub(crate) notes: Vec<String>,
@@ -239,7 +248,11 @@ impl<A: Application, F: Fabric> Engine<A, F> {
         loop {
             self.turn(SHORT)?;
             match self.fabric.outcome(place, dial) {
-                Outcome::Up(link) => return Ok(link),
+                Outcome::Up(link) => {
+                    let here = (place, link.core, link.connection);
+                    self.dials.push((here, dial));
+                    return Ok(link);
+                }
                 Outcome::Failed(why) => {
                     self.fabric.forget(place, dial);
                     return Err(failed(why));
@@ -281,6 +294,33 @@ impl<A: Application, F: Fabric> Engine<A, F> {
                 });
             }
         }
+    }
+
+    /// Ends a connection, and waits until it is gone on this side.
+    pub(crate) fn disconnect(
+        &mut self,
+        of: Nid,
+        link: Link,
+        timeout: Duration,
+    ) -> Result<(), NodeError> {
+        let place = self.place(of)?;
+        let mut connections = self.connections.iter();
+        let here = (place, link.core, link.connection);
+        let Some((_, id)) = connections.find(|(known, _)| *known == here) else {
+            return Ok(());
+        };
+        self.fabric.close(place, *id);
+        let give_up = Instant::now() + timeout;
+        while self.connections.iter().any(|(known, _)| *known == here) {
+            if Instant::now() >= give_up {
+                return Err(NodeError::Late {
+                    what: "the end of a connection",
+                    after: timeout,
+                });
+            }
+            self.turn(SHORT)?;
+        }
+        Ok(())
     }
 
     /// Ends every connection that a node of this process has with another, whoever made it; how many.
@@ -330,6 +370,9 @@ impl<A: Application, F: Fabric> Engine<A, F> {
         for effect in self.fabric.run(Instant::now())? {
             self.carry_out(effect);
         }
+        if let Some(device) = self.fabric.removed() {
+            self.lost = Some(NodeError::Removed { device });
+        }
         self.log.extend(self.fabric.log());
         if !self.closing {
             self.look_after(Instant::now());
@@ -355,6 +398,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
                 if let Some(core) = self.core(place, nth) {
                     core.made = core.made.saturating_add(1);
                 }
+                self.connections.push(((place, nth, connection), token));
                 self.fabric.ready(place, token, connection);
             }
             Report::Refused {
@@ -409,6 +453,12 @@ impl<A: Application, F: Fabric> Engine<A, F> {
             connection,
         });
         let node = side.nid;
+        let here = (place, nth, connection);
+        self.connections.retain(|(known, _)| *known != here);
+        if let Some(at) = self.dials.iter().position(|(known, _)| *known == here) {
+            let (_, dial) = self.dials.swap_remove(at);
+            self.fabric.forget(place, dial);
+        }
         let asked = ending == Ending::Asked;
         let why = match ending {
             Ending::Failed(why) => why,
@@ -463,11 +513,14 @@ impl<A: Application, F: Fabric> Engine<A, F> {
                         0 => why,
                         tries => format!("{why}; given up after {tries} attempts to connect again"),
                     };
-                    self.lost.get_or_insert(if keeper.was_up() {
-                        NodeError::Lost { node, peer, why }
-                    } else {
-                        let (from, to) = (node, peer);
-                        NodeError::Dial { from, to, why }
+                    let was_up = keeper.was_up();
+                    self.lost.get_or_insert_with(|| {
+                        if was_up {
+                            NodeError::Lost { node, peer, why }
+                        } else {
+                            let (from, to) = (node, peer);
+                            NodeError::Dial { from, to, why }
+                        }
                     });
                 }
             }

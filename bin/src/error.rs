@@ -166,6 +166,12 @@ pub enum NodeError {
         /// How.
         fault: Fault,
     },
+    /// A device that somebody takes away.
+    #[error("the device {device} is being removed, which waits until nobody uses it")]
+    Removed {
+        /// Which.
+        device: String,
+    },
     /// No such node here.
     #[error("no node {0} here")]
     NoNode(Nid),

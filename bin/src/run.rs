@@ -140,6 +140,11 @@ impl Course<'_> {
                 Err(error @ (NodeError::Lost { .. } | NodeError::Dial { .. })) => {
                     failures.push(error.to_string());
                 }
+                Err(error @ NodeError::Removed { .. }) => {
+                    failures.push(error.to_string());
+                    finishing = true;
+                    engine.finish();
+                }
                 Err(error) => return Err(error),
             }
             for line in engine.log() {

@@ -154,6 +154,8 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
             threads: Vec::new(),
             sides: self.sides,
             fabric,
+            connections: Vec::new(),
+            dials: Vec::new(),
             keepers: Vec::new(),
             pauses: Pauses {
                 attempts: tunables.reconnects.into(),

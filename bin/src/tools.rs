@@ -122,6 +122,7 @@ mod commands {
                 NodeError::Dial { .. }
                 | NodeError::Lost { .. }
                 | NodeError::Fault { .. }
+                | NodeError::Removed { .. }
                 | NodeError::Died { .. } => BROKEN,
                 _ => NOT_STARTED,
             };

@@ -26,7 +26,8 @@ mod verbs {
          apt-get install libibverbs-dev librdmacm-dev libclang-dev";
 
     /// Types by name; what they contain comes with them.
-    const TYPES: &str = "ibv_(wc|send_wr|recv_wr|sge|mw|mw_type|mr|pd|td|cq|qp|qp_ex|comp_channel|context|device|\
+    const TYPES: &str = "ibv_(wc|send_wr|recv_wr|sge|mw|mw_type|mr|pd|td|cq|cq_ex|cq_init_attr_ex|cq_init_attr_mask|create_cq_attr_flags|\
+         qp|qp_ex|comp_channel|context|device|\
          device_attr|port_attr|port_state|mtu|gid|gid_entry|gid_type|qp_init_attr|qp_init_attr_ex|qp_attr|\
          qp_attr_mask|qp_state|qp_type|qp_create_send_ops_flags|qp_init_attr_mask|access_flags|send_flags|\
          wr_opcode|wc_opcode|wc_status|wc_flags|async_event|event_type|td_init_attr|\

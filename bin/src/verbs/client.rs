@@ -277,7 +277,7 @@ impl Client {
         loop {
             let left = give_up.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(why.unwrap_or(NodeError::Lost {
+                return Err(why.unwrap_or_else(|| NodeError::Lost {
                     node: self.from,
                     peer: self.to,
                     why: String::from("it ended while a transfer was under way"),

@@ -21,6 +21,8 @@ pub(crate) struct VerbsFabric {
     device: Device,
     sides: Vec<Side>,
     log: Vec<String>,
+    /// It was told that the device goes.
+    removed: bool,
 }
 
 /// What one node has.
@@ -35,6 +37,7 @@ impl VerbsFabric {
             device,
             sides,
             log: Vec::new(),
+            removed: false,
         }
     }
 
@@ -144,6 +147,13 @@ impl Fabric for VerbsFabric {
     fn window(&mut self, node: usize, _: usize) -> Result<Window, NodeError> {
         let side = self.sides.get(node).ok_or(NodeError::UnknownDevice)?;
         side.domain.window().map_err(rdma)
+    }
+
+    fn removed(&mut self) -> Option<String> {
+        let removed = self.sides.iter().any(|side| side.manager.is_removed());
+        let first = removed && !self.removed;
+        self.removed |= removed;
+        first.then(|| self.device.name().to_owned())
     }
 
     fn end(&mut self) -> Result<Option<Summary>, NodeError> {

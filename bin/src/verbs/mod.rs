@@ -93,7 +93,9 @@ impl<A: Application> Control<A> {
             let domain = Domain::new(&device).map_err(rdma)?;
             let mut queues = Vec::new();
             for _ in 0..cores_of(node) {
-                queues.push(CompletionQueue::new(&device, needs.sizes.cqe, false).map_err(rdma)?);
+                queues.push(
+                    CompletionQueue::in_domain(&domain, needs.sizes.cqe, false).map_err(rdma)?,
+                );
             }
             let settings = Settings {
                 local: Local {
@@ -114,6 +116,7 @@ impl<A: Application> Control<A> {
                     max_sge,
                     inline: 0,
                 },
+                core: needs.shape,
                 connections: needs.shape.connections,
                 patience: config.tunables.timeout,
             };
@@ -215,6 +218,14 @@ impl<A: Application> Control<A> {
         self.0.keep(from, to, count, timeout)
     }
 
+    /// Ends a connection, and waits until it is gone on this side.
+    ///
+    /// # Errors
+    /// When `of` is not here, when the connection does not end in time, and whatever [`turn`](Self::turn) tells meanwhile.
+    pub fn disconnect(&mut self, of: Nid, link: Link, timeout: Duration) -> Result<(), NodeError> {
+        self.0.disconnect(of, link, timeout)
+    }
+
     /// Tells every application to come to an end.
     pub fn finish(&mut self) {
         self.0.finish();
@@ -224,7 +235,8 @@ impl<A: Application> Control<A> {
     /// descriptor readable, so the sleep is to be short while they are waited for.
     ///
     /// # Errors
-    /// A device or a thread that failed, or a connection that ended unasked and is not made again.
+    /// A device or a thread that failed, a connection that ended unasked and is not made again, or, once, a device that is
+    /// being removed: then its connections end, and [`stop`](Self::stop) lets go of it.
     pub fn turn(&mut self, patience: Duration) -> Result<(), NodeError> {
         self.0.turn(patience)
     }

@@ -97,7 +97,7 @@ impl Folder {
             std::env::temp_dir().join(format!("o2poll-redial-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();
         let data: Vec<u8> = (0..700_001_u32)
-            .map(|n| (n.wrapping_mul(n) >> 7) as u8)
+            .map(|n| (n.wrapping_mul(n) >> 7).to_le_bytes()[0])
             .collect();
         std::fs::write(path.join("data"), data).unwrap();
         Self(path, turn)
@@ -176,14 +176,25 @@ pub(crate) fn run_disturbed(
         assert!(begin.elapsed() < PATIENCE, "{:?}", control.log());
         control.turn().unwrap();
         disturb(&mut control);
+        for line in control.log() {
+            eprintln!("{:?} {line}", begin.elapsed());
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
-    control.stop(PATIENCE).unwrap()
+    control.stop(Duration::from_secs(20)).unwrap()
 }
 
 pub(crate) fn expect_nothing_left(finished: &Finished<Job>) {
     for node in &finished.nodes {
-        assert!(node.is_empty(), "{node:?}");
+        assert!(
+            node.is_empty(),
+            "{}: {:?}",
+            node.nid,
+            node.cores
+                .iter()
+                .map(|core| (core.leftovers, core.device))
+                .collect::<Vec<_>>()
+        );
         for core in &node.cores {
             assert_eq!(core.counters.keys_alive.get(), 0);
             assert_eq!(core.device.unwrap().live_keys, 0);

@@ -1,6 +1,6 @@
 //! Orders of the control side.
 
-use super::{Order, Poller, Reason, Receive, Received, Report};
+use super::{Order, Poller, Reason, Receive, Received, Report, Shape};
 use crate::connection::{Connection, State};
 use crate::nic::Nic;
 use crate::peer::Terms;
@@ -85,7 +85,12 @@ impl<N: Nic> Poller<'_, N> {
             State::Adopted
         };
         let choices = self.choices(&terms);
-        let connection = Connection::new(name, terms, choices, state, token, now);
+        let mut connection = Connection::new(name, terms, choices, state, token, now);
+        let shape = Shape {
+            queue_depth: terms.queue_depth,
+            ..self.limits.shape
+        };
+        connection.send_wr = shape.send_wr();
         let Ok(connection) = self.connections.insert(connection) else {
             return;
         };

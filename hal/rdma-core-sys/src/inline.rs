@@ -20,11 +20,12 @@ use libc::{EINVAL, EOPNOTSUPP};
 
 use crate::load::{Libibverbs, Libmlx5};
 use crate::types::{
-    _compat_ibv_port_attr, IBV_QP_INIT_ATTR_PD, ibv_context, ibv_cq, ibv_gid_entry, ibv_mw,
-    ibv_mw_bind_info, ibv_mw_type, ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp,
-    ibv_qp_ex, ibv_qp_init_attr, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_td,
-    ibv_td_init_attr, ibv_wc, mlx5dv_mkey, mlx5dv_mkey_conf_attr, mlx5dv_mkey_err,
-    mlx5dv_mr_interleaved, mlx5dv_qp_ex, verbs_context,
+    _compat_ibv_port_attr, IBV_QP_INIT_ATTR_PD, ibv_context, ibv_cq, ibv_cq_ex,
+    ibv_cq_init_attr_ex, ibv_gid_entry, ibv_mw, ibv_mw_bind_info, ibv_mw_type,
+    ibv_parent_domain_init_attr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_ex, ibv_qp_init_attr,
+    ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_td, ibv_td_init_attr, ibv_wc,
+    mlx5dv_mkey, mlx5dv_mkey_conf_attr, mlx5dv_mkey_err, mlx5dv_mr_interleaved, mlx5dv_qp_ex,
+    verbs_context,
 };
 
 /// The extended context of a provider that has one.
@@ -211,6 +212,24 @@ pub unsafe fn ibv_alloc_parent_domain(
         Some(op) => unsafe { op(context, attr) },
         None => unsupported(),
     }
+}
+
+/// `ibv_create_cq_ex(3)`; null with `errno` set.
+pub unsafe fn ibv_create_cq_ex(
+    context: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    match extended!(context, create_cq_ex) {
+        // SAFETY: as the caller promises.
+        Some(op) => unsafe { op(context, attr) },
+        None => unsupported(),
+    }
+}
+
+/// `ibv_cq_ex_to_cq(3)`: it begins with the fields of an `ibv_cq`.
+#[must_use]
+pub const fn ibv_cq_ex_to_cq(cq: *mut ibv_cq_ex) -> *mut ibv_cq {
+    cq.cast()
 }
 
 /// `ibv_create_qp_ex(3)`; null with `errno` set.

@@ -226,7 +226,7 @@ impl Verbs {
         let sent = *slot.sends.get(slot.send_index(token.position))?;
         slot.freed = next;
         let Outcome::Failed(status) = outcome else {
-            if sent.noted {
+            if sent.fails {
                 return self.surprised(token, sent.id);
             }
             return Some(Completion::Done { id: sent.id });
@@ -262,7 +262,8 @@ impl Verbs {
         }
     }
 
-    /// A noted request is done: as it should, or although it had to fail.
+    /// A request is done although it had to fail.
+    #[cold]
     fn surprised(&mut self, token: Token, id: WrId) -> Option<Completion> {
         let slot = self.slots.get_mut(usize::from(token.slot))?;
         let note = slot.notes.get(slot.send_index(token.position))?;
@@ -477,6 +478,7 @@ impl Nic for Verbs {
             *sent = Sent {
                 id,
                 noted: note.is_some(),
+                fails: note.as_ref().is_some_and(|note| note.verdict.is_some()),
             };
         }
         if let (Some(note), Some(room)) = (note, slot.notes.get_mut(at)) {
@@ -503,13 +505,10 @@ impl Nic for Verbs {
                 Ok(())
             };
         };
+        let raw = slot.raw;
         if slot.failed {
             self.give_up(qp.0);
         }
-        let raw = self
-            .slots
-            .get(qp.0 as usize)
-            .map_or(null_mut(), |slot| slot.raw);
         let taken = self.post(raw, count);
         if self.chain.changes > 0 {
             self.settle(qp.0, taken);
@@ -615,19 +614,27 @@ impl Nic for Verbs {
 /// What is done once per chain that is not the usual one.
 impl Verbs {
     /// The device took the first `taken` of the chain.
+    #[inline]
     fn settle(&mut self, qp: u32, taken: usize) {
         let Some(slot) = self.slots.get(qp as usize) else {
             return;
         };
         for n in 0..taken {
-            if let Some(change) = slot.noted(n).and_then(|note| note.change) {
-                self.windows.accept(&change);
+            if let Some(Note {
+                change: Some(change),
+                ..
+            }) = slot.noted(n)
+            {
+                self.windows.accept(change);
             }
         }
-        self.withdraw(qp, taken);
+        if taken < self.chain.length {
+            self.withdraw(qp, taken);
+        }
     }
 
     /// Those of the chain from `from` on never were.
+    #[cold]
     fn withdraw(&mut self, qp: u32, from: usize) {
         let Some(slot) = self.slots.get(qp as usize) else {
             return;
@@ -654,7 +661,7 @@ impl Verbs {
             self.chain.hollow(n, slot.token(qp, position, false));
             let at = slot.send_index(position);
             if let Some(sent) = slot.sends.get_mut(at) {
-                sent.noted = false;
+                (sent.noted, sent.fails) = (false, false);
             }
         }
         self.chain.changes = 0;

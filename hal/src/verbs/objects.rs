@@ -9,10 +9,14 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
 use o2poll_dataplane::nic::{LKey, RKey, Rights};
-use rdma_core_sys::inline::{ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td};
+use rdma_core_sys::inline::{
+    ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td, ibv_cq_ex_to_cq, ibv_create_cq_ex,
+};
 use rdma_core_sys::types::{
     IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_MW_BIND, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
-    IBV_MW_TYPE_2, ibv_cq, ibv_mw, ibv_parent_domain_init_attr, ibv_td_init_attr,
+    IBV_CQ_INIT_ATTR_MASK_FLAGS, IBV_CQ_INIT_ATTR_MASK_PD, IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+    IBV_MW_TYPE_2, ibv_comp_channel, ibv_cq, ibv_cq_init_attr_ex, ibv_mw,
+    ibv_parent_domain_init_attr, ibv_td_init_attr,
 };
 
 use super::device::Device;
@@ -250,6 +254,34 @@ impl CompletionQueue {
     /// # Errors
     /// As the library says.
     pub fn new(device: &Device, entries: u32, notify: bool) -> Result<Self, DeviceError> {
+        Self::create(device, None, entries, notify)
+    }
+
+    /// The same for queue pairs of this domain alone. Where the provider has [thread domains](Domain::has_thread_domain)
+    /// it is told that one thread polls, so that it takes no lock for that either (`ibv_create_cq_ex(3)`,
+    /// IBV_CREATE_CQ_ATTR_SINGLE_THREADED and the parent domain); where it does not want that, it is a queue as any other.
+    ///
+    /// # Errors
+    /// As the library says.
+    pub fn in_domain(domain: &Domain, entries: u32, notify: bool) -> Result<Self, DeviceError> {
+        let single = domain
+            .has_thread_domain()
+            .then(|| Arc::clone(&domain.queues));
+        Self::create(&domain.device, single, entries, notify)
+    }
+
+    /// Whether the provider was told that one thread polls it.
+    #[must_use]
+    pub fn is_single_threaded(&self) -> bool {
+        self.raw.pd.is_some()
+    }
+
+    fn create(
+        device: &Device,
+        mut domain: Option<Arc<Pd>>,
+        entries: u32,
+        notify: bool,
+    ) -> Result<Self, DeviceError> {
         let context = device.context();
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {
@@ -265,12 +297,18 @@ impl CompletionQueue {
             None
         };
         let given = channel.unwrap_or(null_mut());
-        // SAFETY: the context is open, the channel is its own or null, and vector 0 always exists.
-        let raw = unsafe {
-            device
-                .library()
-                .ibv_create_cq(context.raw, entries, null_mut(), given, 0)
-        };
+        let mut raw = domain
+            .as_ref()
+            .map_or(null_mut(), |pd| Self::single_threaded(pd, entries, given));
+        if raw.is_null() {
+            domain = None;
+            // SAFETY: the context is open, the channel is its own or null, and vector 0 always exists.
+            raw = unsafe {
+                device
+                    .library()
+                    .ibv_create_cq(context.raw, entries, null_mut(), given, 0)
+            };
+        }
         if raw.is_null() {
             let error = last_error("ibv_create_cq", device);
             if let Some(channel) = channel {
@@ -285,10 +323,26 @@ impl CompletionQueue {
             raw,
             channel,
             fault: AtomicU32::new(0),
+            pd: domain,
             context: Arc::clone(context),
         });
         device.watch(&raw);
         Ok(Self { raw, cqe })
+    }
+
+    /// One that a single thread polls; null where the provider refuses the flag or the parent domain.
+    fn single_threaded(pd: &Pd, entries: c_int, channel: *mut ibv_comp_channel) -> *mut ibv_cq {
+        let mut attr = ibv_cq_init_attr_ex {
+            cqe: entries.cast_unsigned(),
+            channel,
+            comp_mask: IBV_CQ_INIT_ATTR_MASK_FLAGS | IBV_CQ_INIT_ATTR_MASK_PD,
+            flags: IBV_CREATE_CQ_ATTR_SINGLE_THREADED,
+            parent_domain: pd.raw,
+            ..Default::default()
+        };
+        // SAFETY: context, channel and domain are alive, and the last is held by what is made of the answer. Without
+        // `wc_flags` it is polled with `ibv_poll_cq(3)`.
+        ibv_cq_ex_to_cq(unsafe { ibv_create_cq_ex(pd.context.raw, &mut attr) })
     }
 
     /// Entries it has; a provider may round up.

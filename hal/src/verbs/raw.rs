@@ -74,6 +74,8 @@ pub(super) struct Cq {
     pub(super) channel: Option<*mut ibv_comp_channel>,
     /// 0, or why it is unusable. Written by who reads asynchronous events, read by the core.
     pub(super) fault: AtomicU32,
+    /// The parent domain that it was made in, if one thread polls it.
+    pub(super) pd: Option<Arc<Pd>>,
     pub(super) context: Arc<Context>,
 }
 

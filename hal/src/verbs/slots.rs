@@ -39,7 +39,10 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) id: WrId,
+    /// There is a note of it.
     pub(super) noted: bool,
+    /// Its note says that it fails for certain.
+    pub(super) fails: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -113,6 +113,7 @@ impl Stub {
                 raw,
                 channel: None,
                 fault: AtomicU32::new(0),
+                pd: None,
                 context: Arc::clone(&self.context),
             }),
             cqe: 1 << 16,
