@@ -329,6 +329,11 @@ impl Manager {
             return;
         };
         end.adopted = false;
+        if matches!(end.state, State::Closing | State::Disconnected) {
+            // It was given up meanwhile, and waited for the core.
+            self.feed(id, Event::Drained);
+            return;
+        }
         let Listener {
             local, remembered, ..
         } = &mut self.nodes[end.at.node];
@@ -727,7 +732,7 @@ impl Manager {
             end.by_peer = true;
         }
         if !again {
-            self.fail(id, format!("{why:?}"));
+            self.fail(id, String::from(words(why)));
         }
         match (adopted, connection) {
             (false, _) => {
@@ -764,6 +769,22 @@ impl Manager {
         {
             *state = Dial::Failed(why);
         }
+    }
+}
+
+/// How it ended, for people.
+const fn words(why: End) -> &'static str {
+    match why {
+        End::NoAddress => "its address was not found",
+        End::NoRoute => "there is no route to it",
+        End::ConnectError => "the handshake failed",
+        End::Unreachable => "it does not answer",
+        End::Rejected => "refused",
+        End::Reset => "broken off by the peer",
+        End::ByPeer => "closed by the peer",
+        End::ByUs => "closed by this node",
+        End::TimedOut => "not made in time",
+        End::DeviceRemoved => "the device was removed",
     }
 }
 

@@ -1,6 +1,7 @@
 //! Handshakes between nodes whose cores take every queue pair, or none.
 
 use super::{Dial, Effect, Handle, Id, Manager, NoRoom, PAUSE, port, wires};
+use crate::pattern::Random;
 use o2poll_dataplane::peer::{Extensions, Local};
 use o2poll_dataplane::wire::Nid;
 use std::time::Instant;
@@ -154,4 +155,116 @@ fn no_room_is_told_to_the_asker() {
     };
     assert!(why.contains("NoResources"), "{why}");
     assert!(all(&manager).is_empty());
+}
+
+/// What cores still have to do, done in any order.
+enum Task {
+    Adopt(Id, bool),
+    Close(Handle),
+}
+
+#[test]
+fn whatever_is_closed_and_whenever_every_end_is_destroyed_and_every_attempt_is_decided() {
+    for seed in 1..400 {
+        let mut random = Random::new(seed);
+        let mut manager = Manager::new([(local(1, 16, 257), 2), (local(2, 8, 257), 1)]);
+        let mut tasks: Vec<Task> = Vec::new();
+        let mut dials = Vec::new();
+        let mut live: Vec<Id> = Vec::new();
+        let mut now = Instant::now();
+        let last = 120;
+        for step in 0..10 * last {
+            match random.below(6) {
+                0 if step < last => {
+                    let from = usize::from(random.below(2) == 0);
+                    dials.push(manager.dial(from, 1 - from));
+                }
+                // A core has seen an error.
+                2 if step < last && !live.is_empty() => {
+                    let at = random.below(live.len() as u64) as usize;
+                    let id = live.swap_remove(at);
+                    tasks
+                        .retain(|task| !matches!(task, Task::Close(known) if *known == handle(id)));
+                    manager.gone(id);
+                }
+                1 if step < last => {
+                    let alive = all(&manager);
+                    if let Some(id) = alive.get(random.below(8) as usize) {
+                        manager.close(*id);
+                    }
+                }
+                _ if step >= last && tasks.is_empty() => {
+                    all(&manager).into_iter().for_each(|id| manager.close(id));
+                    now += PAUSE;
+                }
+                _ => {
+                    let count = tasks.len().max(1) as u64;
+                    let at = random.below(count) as usize;
+                    if at < tasks.len() {
+                        match tasks.swap_remove(at) {
+                            Task::Adopt(id, true) => {
+                                live.push(id);
+                                manager.ready(id, handle(id));
+                            }
+                            Task::Adopt(id, false) if random.below(2) == 0 => {
+                                manager.no_room(id, NoRoom::Full);
+                            }
+                            Task::Adopt(id, false) => manager.no_room(id, NoRoom::Depth),
+                            Task::Close(connection) => {
+                                live.retain(|id| handle(*id) != connection);
+                                manager.gone(connection.to_bits());
+                            }
+                        }
+                    }
+                }
+            }
+            for effect in manager.run(now) {
+                match effect {
+                    Effect::Adopt { id, .. } => tasks.push(Task::Adopt(id, random.below(8) != 0)),
+                    Effect::Close { connection, .. } => tasks.push(Task::Close(connection)),
+                    Effect::Establish { .. } => {}
+                }
+            }
+        }
+        assert!(tasks.is_empty(), "seed {seed}");
+        assert!(
+            all(&manager).is_empty(),
+            "seed {seed}: {:?}",
+            states(&manager)
+        );
+        assert!(live.is_empty(), "seed {seed}");
+        for dial in dials {
+            let outcome = manager.outcome(dial);
+            assert!(
+                matches!(outcome, Some(Dial::Failed(_))),
+                "seed {seed}: {outcome:?}"
+            );
+            manager.forget(dial);
+        }
+        assert!(manager.dials.is_empty());
+    }
+}
+
+fn states(manager: &Manager) -> Vec<String> {
+    let ends = manager.ends.values();
+    ends.map(|end| format!("{:?} {} {:?}", end.state, end.adopted, end.connection))
+        .collect()
+}
+
+#[test]
+fn ten_thousand_connections_are_forgotten_one_by_one() {
+    let mut manager = manager([local(1, 8, 257), local(2, 8, 257)]);
+    for _ in 0..10_000 {
+        let dial = manager.dial(1, 0);
+        settle(&mut manager, true);
+        assert!(matches!(manager.outcome(dial), Some(Dial::Up { .. })));
+        for id in all(&manager) {
+            manager.close(id);
+        }
+        settle(&mut manager, true);
+        manager.forget(dial);
+        manager.log();
+        assert!(manager.ends.is_empty() && manager.dials.is_empty());
+        assert!(manager.under_way.is_empty());
+    }
 }

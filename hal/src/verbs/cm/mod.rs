@@ -539,6 +539,11 @@ impl Manager {
         };
         end.adopted = false;
         end.qp = Some(qp);
+        if matches!(end.state, State::Closing | State::Disconnected) {
+            // It was given up meanwhile, and waited for the core.
+            self.feed(id, Event::Drained);
+            return;
+        }
         self.refuse_for_room(id);
     }
 
