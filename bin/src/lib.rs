@@ -82,7 +82,9 @@
 //! | `node` | arena, lent storage, rings, exports of one node; [`Node`] |
 //! | `polling` | the loop of a polling thread |
 //! | `fabric` | wires between software devices, and the connection manager of one process |
-//! | `control` | [`Control`] |
+//! | `keeper`, `links` | when a lost connection is made again; over which one a transfer goes |
+//! | `engine`, `start`, `finished` | the control side of whatever device: orders, reports, beginning and end |
+//! | `control` | [`Control`]: the engine on the software device; `verbs::Control` on RDMA devices |
 //! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
 //! | `copy`, `workload`, `job` | what the program's nodes do |
