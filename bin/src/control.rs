@@ -1,13 +1,14 @@
 //! The nodes of a file on the software device: all in this process.
 
 use core::time::Duration;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use o2poll_config::{Config, Idle, Machine};
 use o2poll_dataplane::endpoint::Event;
 use o2poll_dataplane::peer::Local;
-use o2poll_dataplane::poller::Shape;
+use o2poll_dataplane::poller::{Order, Report, Shape};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::{self, Clock};
@@ -19,6 +20,7 @@ use crate::capture::{Capture, Summary, Ticker};
 use crate::engine::{Effect, Ending, Engine, Fabric, Id, Outcome, SHORT};
 use crate::fabric::{self, Dial, Manager, NoRoom, Seat, port, wires};
 use crate::finished::Finished;
+use crate::maps::Maps;
 use crate::measure::CoreCounters;
 use crate::node::{Device, Link, Node, PROTECTION_DOMAIN, SoftBackend};
 use crate::plan::{Plan, cores_of};
@@ -128,6 +130,7 @@ impl<A: Application> Control<A> {
             manager,
             shape: plan.shape,
             capture,
+            maps: HashMap::new(),
         };
         let notes = plan.notes.clone();
         Ok(Self(nodes.start(plan, clock, fabric, notes)?))
@@ -155,6 +158,12 @@ impl<A: Application> Control<A> {
     #[must_use]
     pub const fn clock(&self) -> Clock {
         self.0.clock()
+    }
+
+    /// Whether transfers may wait for mappings that [`turn`](Self::turn) makes: then it is called often.
+    #[must_use]
+    pub const fn maps(&self) -> bool {
+        self.0.maps()
     }
 
     /// Lines about connections since the last call.
@@ -283,6 +292,8 @@ pub(crate) struct SoftFabric {
     manager: Manager,
     shape: Shape,
     capture: Option<Capture>,
+    /// Of each core.
+    maps: HashMap<(usize, usize), Maps>,
 }
 
 impl Fabric for SoftFabric {
@@ -365,6 +376,23 @@ impl Fabric for SoftFabric {
 
     fn window(&mut self, _: usize, _: usize) -> Result<Window, NodeError> {
         Ok(Window::new(PROTECTION_DOMAIN))
+    }
+
+    fn mapping(
+        &mut self,
+        node: usize,
+        core: usize,
+        report: Report<Device>,
+    ) -> Option<Order<Device>> {
+        let maps = self.maps.entry((node, core)).or_default();
+        match report {
+            Report::Piece(piece) => maps.piece(piece),
+            Report::Map { of, base } => return Some(maps.map(of, base)),
+            Report::Unmap { window } => maps.unmap(window),
+            Report::Flush => return Some(maps.flush()),
+            _ => {}
+        }
+        None
     }
 
     fn end(&mut self) -> Result<Option<Summary>, NodeError> {

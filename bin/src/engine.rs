@@ -89,6 +89,14 @@ pub(crate) trait Fabric {
         core: usize,
     ) -> Result<<NicOf<Self> as Nic>::Window, NodeError>;
 
+    /// What a core says of its pool of mappings, and what is to be done about it. Without one, nothing of it comes.
+    fn mapping(
+        &mut self,
+        node: usize,
+        core: usize,
+        report: Report<NicOf<Self>>,
+    ) -> Option<Order<NicOf<Self>>>;
+
     /// The device that is being taken away: told once.
     fn removed(&mut self) -> Option<String> {
         None
@@ -196,6 +204,11 @@ pub(crate) struct Core<N: Nic + 'static> {
 impl<A: Application, F: Fabric> Engine<A, F> {
     pub(crate) fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// Whether transfers may wait for mappings that [`turn`](Self::turn) makes: then it is called often.
+    pub(crate) const fn maps(&self) -> bool {
+        self.plan.shape.mappings != 0
     }
 
     pub(crate) fn placement(&self) -> &str {
@@ -423,6 +436,16 @@ impl<A: Application, F: Fabric> Engine<A, F> {
                 if let Some(core) = self.core(place, nth) {
                     core.rebuilt = core.rebuilt.saturating_add(1);
                     core.order(Order::Window { window, of });
+                }
+            }
+            mapping @ (Report::Piece(_)
+            | Report::Map { .. }
+            | Report::Unmap { .. }
+            | Report::Flush) => {
+                if let Some(order) = self.fabric.mapping(place, nth, mapping)
+                    && let Some(core) = self.core(place, nth)
+                {
+                    core.order(order);
                 }
             }
             Report::Retired { window } => drop(window),

@@ -110,6 +110,7 @@ mod finished;
 mod job;
 mod keeper;
 mod links;
+mod maps;
 mod measure;
 mod node;
 mod pattern;

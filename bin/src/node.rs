@@ -14,7 +14,7 @@ use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, PageList, Range, SharedRan
 use o2poll_dataplane::nic::{Fault, LKey, Nic, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Limits, Order, Poller, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
-use o2poll_dataplane::registration::{STAGE_BYTES, Settings};
+use o2poll_dataplane::registration::{STAGE_BYTES, Settings, Ways};
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Ticks;
 use o2poll_dataplane::wire::{Nid, Pid};
@@ -342,6 +342,8 @@ impl<A: Application, B: Backend> Seat<A, B> {
             receives: lend(sizes.receives, Slot::vacant),
             regions: lend(sizes.regions, || None),
             staging: lend(sizes.staging, || next_range(&mut staging, STAGE_BYTES)),
+            mappings: lend(sizes.mappings, Slot::vacant),
+            ways: lend(sizes.ways, Ways::default),
             entries: lend(sizes.entries, Slot::vacant),
             messages: lend(sizes.messages, || next_buffer(&mut messages)),
             sends: lend(sizes.sends, WrId::default),
@@ -368,6 +370,8 @@ impl<A: Application, B: Backend> Seat<A, B> {
             registration: Settings {
                 expose_arena: plan.memory.exposure == Exposure::Arena,
                 map_on_demand: plan.tunables.map_on_demand,
+                flush_trigger: plan.tunables.fmr_flush_trigger,
+                cache_mappings: plan.tunables.fmr_cache,
             },
         };
         let mut poller = Poller::new(device, storage, ends, limits, clock.now())

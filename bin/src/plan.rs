@@ -23,6 +23,8 @@ pub(crate) struct Plan {
     pub(crate) shape: Shape,
     /// No key outlives its transfer.
     pub(crate) keys_are_short: bool,
+    /// What peers may reach beyond their transfers, as a sentence.
+    pub(crate) exposure: Option<String>,
     /// What was made smaller than asked for, as sentences.
     pub(crate) notes: Vec<String>,
 }
@@ -73,6 +75,7 @@ impl Plan {
             waiting: waiting(config),
             windows: 0,
             staging: config.memory.staging.into(),
+            mappings: 0,
             register_source_from: if registers_sources(&profile) {
                 tunables.register_sources_from
             } else {
@@ -99,11 +102,27 @@ impl Plan {
             ));
         }
         shape.windows = windows.min(most);
+        if profile
+            .capabilities
+            .mechanisms
+            .contains(Mechanisms::MAPPINGS)
+        {
+            let pool = usize::try_from(tunables.fmr_pool_size).unwrap_or(usize::MAX);
+            // Windows and mappings are of the same table.
+            shape.mappings = pool.min(most.saturating_sub(shape.windows));
+            if shape.mappings < pool {
+                notes.push(format!(
+                    "fmr_pool_size is {} instead of {pool}: max_windows of the device is {most}",
+                    shape.mappings
+                ));
+            }
+        }
         Ok(Self {
             placement,
             profile,
             shape,
-            keys_are_short: config.memory.exposure == config::Exposure::None,
+            keys_are_short: config.memory.exposure == config::Exposure::None && shape.mappings == 0,
+            exposure: exposure(config, &shape),
             notes,
         })
     }
@@ -153,7 +172,7 @@ impl Plan {
             queue_pairs: narrow(sizes.connections),
             send_wr: sizes.send_wr,
             recv_wr: sizes.recv_wr,
-            windows: narrow(sizes.regions),
+            windows: narrow(sizes.regions.saturating_add(sizes.mappings)),
             memories: narrow(ranges),
             cqe: sizes.cqe,
         };
@@ -267,6 +286,29 @@ fn lowered(wanted: Shape, shape: Shape, profile: &Profile) -> Option<String> {
         })
         .collect();
     Some(format!("{}: {}", limits.join("; "), changes.join(", ")))
+}
+
+/// What outlives a transfer.
+fn exposure(config: &Config, shape: &Shape) -> Option<String> {
+    if config.memory.exposure == config::Exposure::Arena {
+        return Some(String::from(
+            "exposure = \"arena\": a peer that is told the key of the arena reaches all of it for as long as the node \
+             runs",
+        ));
+    }
+    let tunables = &config.tunables;
+    let again = if tunables.fmr_cache {
+        "and may serve the next transfer of the same memory"
+    } else {
+        "and serves no other transfer"
+    };
+    (shape.mappings != 0).then(|| {
+        format!(
+            "mappings: up to {} keys of a core are alive when their transfers have ended; each stays so until {} stand \
+             unused (fmr_flush_trigger), {again} (fmr_cache = {})",
+            shape.mappings, tunables.fmr_flush_trigger, tunables.fmr_cache
+        )
+    })
 }
 
 /// Whether a source can be registered for the device's own use.
@@ -462,6 +504,7 @@ mod tests {
             waiting: 1,
             windows: 1,
             staging: 0,
+            mappings: 0,
             register_source_from: 0,
             entries: 1,
         };

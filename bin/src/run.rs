@@ -132,7 +132,7 @@ impl Course<'_> {
                 finishing = true;
                 engine.finish();
             }
-            match engine.turn(NAP) {
+            match engine.turn(if engine.maps() { SHORT_NAP } else { NAP }) {
                 Ok(()) => {}
                 // A node that only serves lives longer than its peers.
                 Err(NodeError::Lost { .. }) if serves => {}
@@ -252,6 +252,8 @@ fn mebibytes(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// Its sleep where transfers wait for the mappings that it makes.
+const SHORT_NAP: Duration = Duration::from_micros(200);
 /// The control thread's sleep while jobs run: long, since it takes a core from a poller when it wakes.
 const NAP: Duration = Duration::from_millis(20);
 /// For a connection within one process.

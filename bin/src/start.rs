@@ -69,7 +69,7 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
         let busy = lend(cores, || AtomicU64::new(0));
         // Every transfer may end before the application looks; an entry has two events.
         let events = start.needs.sizes.transfers + 2 * start.needs.sizes.entries + 16;
-        let orders_of = shape.windows + 4 * shape.connections + 16;
+        let places = shape.windows + 4 * shape.connections + 16;
         let (notices, notices_in) = ring_of(4 * shape.connections * cores + 16);
         let mut side = Side {
             nid: node.nid,
@@ -104,8 +104,8 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
         for (core, ((backend, (submissions, events)), role)) in
             start.backends.into_iter().zip(ends).zip(roles).enumerate()
         {
-            let (orders, orders_in) = ring_of(orders_of);
-            let (reports_out, reports) = ring_of(orders_of);
+            let (orders, orders_in) = ring_of(places + shape.mappings);
+            let (reports_out, reports) = ring_of(places + shape.reports_of_mappings());
             side.cores.push(Core {
                 orders,
                 backlog: VecDeque::new(),

@@ -309,6 +309,11 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
     let max_frags = section.or("max_frags", 257, integer(1..=257));
     let map_on_demand = section.or("map_on_demand", 1, integer(0..=256));
     let register_sources_from = section.or("register_sources_from", 0, integer(0..=257));
+    let fmr_pool_size = section.or("fmr_pool_size", 512_u32, integer(0..=65_536));
+    let fmr_flush_trigger = section.or("fmr_flush_trigger", None, |found| {
+        integer(1_u32..=65_536)(found).map(Some)
+    });
+    let fmr_cache = section.or("fmr_cache", true, boolean);
     let span = Duration::from_millis(1)..=Duration::from_secs(86_400);
     let timeout = section.or("timeout", Duration::from_secs(50), duration(span.clone()));
     let abandon_limit = section.or(
@@ -380,12 +385,30 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
             None,
         ) => Some(hiw),
     };
+    let (pool, trigger) = (fmr_pool_size?.value, fmr_flush_trigger?);
+    if let Some(given) = trigger.value
+        && pool != 0
+        && given > pool
+    {
+        mistakes.push(Diagnostic::new(
+            "`fmr_flush_trigger` is out of range",
+            trigger.span,
+            format!("1 to {pool} with fmr_pool_size = {pool}"),
+            format!(
+                "leave it out for {}, three quarters of fmr_pool_size",
+                three_quarters(pool)
+            ),
+        ));
+    }
     Some(Tunables {
         peer_credits: credits?,
         peer_credits_hiw: hiw?,
         max_frags: max_frags?.value,
         map_on_demand: map_on_demand?.value,
         register_sources_from: register_sources_from?.value,
+        fmr_pool_size: pool,
+        fmr_flush_trigger: trigger.value.unwrap_or_else(|| three_quarters(pool)),
+        fmr_cache: fmr_cache?.value,
         timeout: timeout?.value,
         abandon_limit: abandon_limit?.value,
         keepalive: keepalive?.value,
@@ -719,15 +742,18 @@ fn cores(machine: &Machine<'_>) -> impl Fn(&DeValue<'_>) -> Result<Cores, Wrong>
     }
 }
 
+/// Of a pool of mappings: ko2iblnd's 384 of 512.
+const fn three_quarters(pool: u32) -> u32 {
+    let most = pool - pool / 4;
+    if most == 0 { 1 } else { most }
+}
+
 /// What becomes of ko2iblnd's other parameters.
 fn ko2iblnd_only(name: &str) -> Option<&'static str> {
     Some(match name {
         "cksum" => "checksums are never sent: kernels disagree on the sign of a byte in them",
         "use_fastreg_gaps" => {
             "the mechanism of registration is chosen for each transfer from what the device has"
-        }
-        "fmr_pool_size" | "fmr_flush_trigger" | "fmr_cache" => {
-            "there is no pool of mappings: each buffer is registered for its transfer, or copied"
         }
         "min_reconnectms" => "write min_reconnect = \"100ms\"",
         "max_reconnectms" => "write max_reconnect = \"1s\"",

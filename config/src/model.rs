@@ -171,6 +171,13 @@ pub struct Tunables {
     /// A source of so many ranges is registered, where the device can do that for itself, and written with one WRITE; 0
     /// never, 0 to 257. Default 0: on the software device gathering is faster for any number of ranges.
     pub register_sources_from: u16,
+    /// Mappings of one core, on a device that has no registration of its own (`mthca`), 0 to 65536; 0 keeps none.
+    /// Default 512.
+    pub fmr_pool_size: u32,
+    /// Unused mappings are unmapped when so many of them stand, 1 to `fmr_pool_size`. Default three quarters of it.
+    pub fmr_flush_trigger: u32,
+    /// A mapping may serve another transfer of the same memory. Default true.
+    pub fmr_cache: bool,
     /// A transfer's deadline, and how long a peer may be silent. Default 50 s.
     pub timeout: Duration,
     /// How long past its deadline a transfer holds its key before its connection is closed. Default 50 s.

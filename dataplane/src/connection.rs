@@ -232,6 +232,8 @@ pub struct Connection<'a> {
     pub(crate) invalidates: Queue,
     /// Transfers with data in a staging buffer.
     pub(crate) copies: Queue,
+    /// Transfers whose sink is being mapped, or waits for that.
+    pub(crate) mappings: Queue,
     /// Incoming messages that wait for a slot of ours.
     pub(crate) held: Queue,
     /// REPLYs that came as a PUT_REQ and wait for a window or a slot. They never wait behind `held`: the peer
@@ -283,6 +285,7 @@ impl Connection<'_> {
             answers: Queue::new(),
             invalidates: Queue::new(),
             copies: Queue::new(),
+            mappings: Queue::new(),
             held: Queue::new(),
             held_replies: Queue::new(),
             reposts: Queue::new(),
@@ -340,6 +343,7 @@ impl Connection<'_> {
             || !self.answers.is_empty()
             || !self.invalidates.is_empty()
             || !self.copies.is_empty()
+            || !self.mappings.is_empty()
             || !self.held.is_empty()
             || !self.held_replies.is_empty()
             || !self.reposts.is_empty()

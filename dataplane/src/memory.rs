@@ -163,6 +163,7 @@ pub struct PageList<'a> {
     exposed: Option<RKey>,
     /// One of the ranges is shared: there is no way to the bytes but by copying.
     shared: bool,
+    generation: u32,
     owned: PhantomData<&'a mut [u8]>,
 }
 
@@ -175,6 +176,7 @@ impl<'a> PageList<'a> {
             length: 0,
             exposed: None,
             shared: false,
+            generation: 0,
             owned: PhantomData,
         }
     }
@@ -213,6 +215,7 @@ impl<'a> PageList<'a> {
                     self.exposed = None;
                 }
                 self.length = self.length.saturating_add(length);
+                self.generation = self.generation.wrapping_add(1);
                 Ok(())
             }
             Err(_) => Err(range),
@@ -226,6 +229,7 @@ impl<'a> PageList<'a> {
         }
         let piece = self.pieces.pop()?;
         self.length = self.length.saturating_sub(u64::from(piece.length));
+        self.generation = self.generation.wrapping_add(1);
         Some(Range {
             piece,
             exposed: self.exposed,
@@ -244,6 +248,13 @@ impl<'a> PageList<'a> {
     #[must_use]
     pub const fn length(&self) -> u64 {
         self.length
+    }
+
+    /// How often ranges have come in or gone out, modulo 2^32: with the place of the list it tells whether memory is
+    /// still with the owner that it was mapped for.
+    #[must_use]
+    pub const fn generation(&self) -> u32 {
+        self.generation
     }
 
     /// The ranges as the device sees them.

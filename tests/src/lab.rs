@@ -3,6 +3,7 @@
 use o2poll_dataplane::endpoint::{
     Entry, EntryOptions, Error, Event, MatchBits, Operation, Portal, Submission, Token,
 };
+use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{Sge, Status};
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason};
@@ -147,14 +148,17 @@ impl Lab {
         let (ours, theirs) = (self.numbers, self.numbers + 1);
         let port = u16::try_from(peer).expect("few peers");
         self.peers[peer].open(theirs, ours, terms.queue_depth);
-        self.node.poller.nic().set_depth(terms.queue_depth);
+        self.node
+            .poller
+            .nic()
+            .set_terms(terms.queue_depth, terms.max_frags);
         self.node.order(Order::Adopt {
             qp: QueuePair::new(
                 ours,
                 port,
                 theirs,
-                sizes.send_wr - self.setup.short,
-                sizes.recv_wr,
+                sizes.send_wr - self.setup.short.sends,
+                sizes.recv_wr - self.setup.short.receives,
             ),
             terms,
             accepted,
@@ -241,6 +245,17 @@ impl Lab {
     pub fn export(&mut self, match_bits: u64, options: EntryOptions, length: u32) -> Sge {
         let memory = self.node.arena.flat(length, 9);
         let piece = memory.pieces()[0];
+        self.export_list(match_bits, options, memory);
+        piece
+    }
+
+    /// Exports such memory of the node under portal 5.
+    pub fn export_list(
+        &mut self,
+        match_bits: u64,
+        options: EntryOptions,
+        memory: &'static mut PageList<'static>,
+    ) {
         self.node.submit(Submission::Attach(Entry {
             token: Token(match_bits),
             portal: Portal(5),
@@ -251,7 +266,7 @@ impl Lab {
             memory,
         }));
         match self.event() {
-            Event::Attached { .. } => piece,
+            Event::Attached { .. } => {}
             other => panic!("not attached: {other:?}"),
         }
     }
@@ -330,6 +345,7 @@ impl Lab {
     /// keys, and the device's queues. Events that come meanwhile are dropped.
     pub fn end(mut self) -> Vec<Reason> {
         self.node.keep_broken = false;
+        self.node.maps.hold = false;
         self.node.order(Order::Stop);
         let ended = self.until(10_000_000, |lab| {
             while lab.node.events.pop().is_some() {}
@@ -338,6 +354,10 @@ impl Lab {
         assert!(ended, "not stopped: {}", self.picture());
         assert_eq!(self.node.stopped, Some(Leftovers::default()));
         assert_eq!(self.node.retired, self.setup.shape.windows);
+        let maps = &self.node.maps;
+        assert_eq!(maps.made, maps.back, "every mapping comes back");
+        assert_eq!(self.node.counters.mappings_alive.get(), 0);
+        assert_eq!(self.node.counters.mappings_exposed.get(), 0);
         assert_eq!(self.node.counters.keys_alive.get(), 0);
         let gauges = self.node.poller.nic().gauges();
         assert_eq!(gauges, o2poll_soft::Gauges::default());

@@ -1,4 +1,4 @@
-//! Memory for the life of a test: leaked, or taken back when [`reclaim`] ends.
+//! Memory for the life of a test: leaked, or taken back at the end of [`alone`].
 //!
 //! Pollers and devices borrow what they stand on. A test leaks it, which costs nothing; a fuzzer that
 //! makes a thousand nodes a second could not.
@@ -6,6 +6,7 @@
 
 use core::cell::RefCell;
 use core::ptr::NonNull;
+use std::sync::Once;
 
 /// A slice that lives for ever.
 pub fn lend<T: 'static>(count: usize, make: impl FnMut() -> T) -> &'static mut [T] {
@@ -26,33 +27,34 @@ pub fn lend_all<T: 'static>(values: Vec<T>) -> &'static mut [T] {
     RECLAIMED.with_borrow_mut(|reclaimed| {
         if let Some(reclaimed) = reclaimed {
             reclaimed.push(Box::new(move || {
-                // SAFETY: from a leaked box, and pushed once. By the contract of `reclaim` nobody uses
-                // what was lent any more.
+                // SAFETY: from a leaked box, and pushed once. What was lent lived in the worlds and labs of
+                // the body of `alone`, which are gone.
                 drop(unsafe { Box::from_raw(place.as_ptr()) });
             }));
         }
     });
-    // SAFETY: a leaked box, that nobody else knows before `reclaim` ends.
+    // SAFETY: a leaked box, that nobody else knows before `alone` ends.
     unsafe { place.as_mut() }
 }
 
 /// Runs `body`, and frees everything that was lent in it on this thread.
 ///
-/// # Safety
-/// Nothing lent in `body`, and nothing that borrows it, is used after its end: it must not put any of it
-/// into a place that outlives it. If it panics, what it lent is leaked.
-pub unsafe fn reclaim(body: impl FnOnce()) {
+/// Its worlds and labs must end in it, and nothing lent in it may be put into a place that outlives it. What comes
+/// out is a number or two, so `Copy`, which no lent `&mut` is. If it panics, what it lent is leaked.
+pub fn alone<T: Copy>(body: impl FnOnce() -> T) -> T {
     let before = RECLAIMED.replace(Some(Vec::new()));
-    assert!(before.is_none(), "reclaims do not nest");
+    assert!(before.is_none(), "these do not nest");
+    KEEP.call_once(|| drop(core::hint::black_box(vec![0_u8; 31 << 20])));
     let reset = Reset;
-    body();
+    let result = body();
     core::mem::forget(reset);
     for free in RECLAIMED.take().unwrap_or_default() {
         free();
     }
+    result
 }
 
-/// After a panic, so that the next [`reclaim`] of this thread begins anew.
+/// After a panic, so that the next [`alone`] of this thread begins anew.
 struct Reset;
 
 impl Drop for Reset {
@@ -60,6 +62,10 @@ impl Drop for Reset {
         RECLAIMED.take();
     }
 }
+
+/// glibc's allocator gives a large block back to the kernel when it is freed, until it has seen that so large a block does
+/// not stay. Faulting the pages in again would be most of what a small world takes.
+static KEEP: Once = Once::new();
 
 type Free = Box<dyn FnOnce()>;
 

@@ -6,10 +6,12 @@
 
 pub mod arena;
 pub mod book;
+pub mod dial;
 pub mod hostile;
 pub mod job;
 pub mod lab;
 pub mod lend;
+pub mod maps;
 pub mod mover;
 pub mod node;
 pub mod plot;
@@ -26,4 +28,4 @@ pub use mover::Mover;
 pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
-pub use world::{NAMES, STAMPS, Setup, World};
+pub use world::{NAMES, STAMPS, Setup, Short, World};

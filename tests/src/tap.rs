@@ -5,8 +5,8 @@ use core::ops::{Deref, DerefMut};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote,
-    Rights, SendWr, Sge, WrId,
+    Burst, Capabilities, Completion, Fault, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
+    Rejected, Remote, Rights, SendWr, Sge, WrId,
 };
 use o2poll_dataplane::wire::{Body, Message};
 
@@ -72,14 +72,19 @@ pub struct Tap<N> {
     /// Keys that are for our own device alone.
     private: HashSet<RKey>,
     depth: u64,
+    max_frags: usize,
     chain: Vec<Queued>,
     heard: HashMap<u32, Heard>,
     receives: HashMap<WrId, (u32, Sge)>,
     live: HashSet<RKey>,
     keys: HashMap<u32, RKey>,
+    /// Keys that windows came with: those of mappings may be told again and again.
+    mapped: HashMap<u32, RKey>,
     /// Keys that were told to the peer since they were registered.
     told: HashSet<RKey>,
     dying: HashMap<WrId, RKey>,
+    /// The device works, and what has completed stays in its completion queue: the core is told later.
+    pub late: bool,
     /// Everything that was posted, in order, if it is wanted.
     pub log: Option<Vec<Posted>>,
 }
@@ -95,13 +100,16 @@ impl<N: Nic> Tap<N> {
             arena: None,
             private: HashSet::new(),
             depth: 0,
+            max_frags: usize::MAX,
             chain: Vec::new(),
             heard: HashMap::new(),
             receives: HashMap::new(),
             live: HashSet::new(),
             keys: HashMap::new(),
+            mapped: HashMap::new(),
             told: HashSet::new(),
             dying: HashMap::new(),
+            late: false,
             log: None,
         }
     }
@@ -116,9 +124,10 @@ impl<N: Nic> Tap<N> {
         self.arena = Some(key);
     }
 
-    /// Queue pairs adopted from now on have this depth.
-    pub fn set_depth(&mut self, depth: u16) {
+    /// Queue pairs adopted from now on have this depth, and descriptors that go out no more fragments.
+    pub fn set_terms(&mut self, depth: u16, max_frags: u16) {
         self.depth = u64::from(depth);
+        self.max_frags = max_frags.into();
     }
 
     /// What was heard on the queue pair that was adopted last.
@@ -131,12 +140,16 @@ impl<N: Nic> Tap<N> {
     fn sent(&mut self, qp: u32, bytes: &[u8]) {
         let (message, _) = Message::decode(bytes).expect("we send what can be decoded");
         let credits = u64::from(message.envelope.credits);
-        let key = match message.body {
-            Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink.key()),
+        let sink = match message.body {
+            Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => Some(sink),
             _ => None,
         };
+        let fragments = sink.map_or(0, |sink| sink.len());
+        assert!(fragments <= self.max_frags, "{fragments} fragments told");
+        let key = sink.map(|sink| sink.key());
         if let Some(key) = key
             && self.arena != Some(key)
+            && !self.mapped.values().any(|mapped| *mapped == key)
         {
             assert!(self.live.contains(&key), "{key:?} told, not registered");
             assert!(
@@ -231,11 +244,17 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn adopt_window(&mut self, window: Self::Window) -> Result<(Region, RKey), Self::Window> {
-        self.inner.adopt_window(window)
+        let (region, key) = self.inner.adopt_window(window)?;
+        let maps = self.inner.capabilities().mechanisms;
+        if maps.contains(Mechanisms::MAPPINGS) && !self.quiet {
+            self.mapped.insert(region.0, key);
+        }
+        Ok((region, key))
     }
 
     fn retire_window(&mut self, region: Region) -> Option<Self::Window> {
         // Whatever key it had: the device says that it is dead from here on.
+        self.mapped.remove(&region.0);
         if let Some(key) = self.keys.remove(&region.0) {
             self.dead(key);
         }
@@ -323,6 +342,13 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn poll(&mut self, out: &mut Burst) -> Result<(), Fault> {
+        if self.late {
+            // A burst without room.
+            let mut full = Burst::new();
+            full.resize(full.capacity(), Completion::Done { id: WrId(0) })
+                .ok();
+            return self.inner.poll(&mut full);
+        }
         self.inner.poll(out)?;
         if self.quiet {
             return Ok(());

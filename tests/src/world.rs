@@ -4,6 +4,7 @@ use o2poll_dataplane::endpoint::{
     Entry, EntryOptions, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
 use o2poll_dataplane::memory::PageList;
+use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason, Shape};
 use o2poll_dataplane::pool::Handle;
@@ -53,10 +54,21 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
-    /// Entries that the send queues of a lab's node are short of what was asked for.
-    pub short: u32,
+    /// What the queues of a lab's node are short of.
+    pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
     pub quiet: bool,
+}
+
+/// Entries that queues have fewer than was asked for: the control of a test of their lengths.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Short {
+    /// Of each send queue.
+    pub sends: u32,
+    /// Of each receive queue.
+    pub receives: u32,
+    /// Of the completion queue.
+    pub completions: u32,
 }
 
 impl Setup {
@@ -72,12 +84,15 @@ impl Setup {
                 queue_depth: 8,
                 writes_at_once: 4,
                 waiting: 32,
-                windows: if profile.capabilities.max_windows < 16 {
+                windows: if has_mappings(&profile) {
+                    0
+                } else if profile.capabilities.max_windows < 16 {
                     profile.capabilities.max_windows as usize
                 } else {
                     16
                 },
                 staging: 0,
+                mappings: if has_mappings(&profile) { 16 } else { 0 },
                 register_source_from: 0,
                 entries: 8,
             },
@@ -96,10 +111,22 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
-            short: 0,
+            short: Short {
+                sends: 0,
+                receives: 0,
+                completions: 0,
+            },
             quiet: false,
         }
     }
+}
+
+/// Whether nodes with this device have a pool of mappings.
+const fn has_mappings(profile: &Profile) -> bool {
+    profile
+        .capabilities
+        .mechanisms
+        .contains(Mechanisms::MAPPINGS)
 }
 
 /// Two nodes, joined.
@@ -114,7 +141,7 @@ pub struct World {
     pub asleep: [bool; 2],
     setups: [Setup; 2],
     numbers: u32,
-    high_water: u64,
+    high_water: [u64; 2],
 }
 
 impl World {
@@ -177,7 +204,7 @@ impl World {
             setups,
             // Queue pairs 0 and 1 are the management agents' own.
             numbers: 0x10,
-            high_water: u64::MAX,
+            high_water: [u64::MAX; 2],
         }
     }
 
@@ -238,6 +265,9 @@ impl World {
     /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
     /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
+        for node in &mut self.nodes {
+            node.maps.hold = false;
+        }
         let patience = 40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000));
         let (mut quiet, mut left) = (0, 200_000_u32);
         while quiet < patience {
@@ -252,7 +282,9 @@ impl World {
         let picture = self.picture();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
-            assert_eq!(node.poller.nic().gauges().live_keys, 0);
+            // Mappings stay for the next transfer.
+            let mapped = node.counters.mappings_alive.get();
+            assert_eq!(node.poller.nic().gauges().live_keys as u64, mapped);
             assert_eq!(node.counters.keys_alive.get(), 0);
             assert_eq!(
                 ours.bulk, 0,
@@ -262,7 +294,7 @@ impl World {
                 ours.outstanding, theirs.owed,
                 "a credit was lost: {heard:#?} {picture}"
             );
-            assert!(ours.owed < self.high_water, "credits kept at rest");
+            assert!(ours.owed < self.high_water[at], "credits kept at rest");
         }
     }
 
@@ -281,14 +313,35 @@ impl World {
         handles
     }
 
+    /// Connects the two nodes on these terms.
+    pub fn connect_on(&mut self, terms: [Terms; 2]) -> [Handle; 2] {
+        let handles = self.adopt_on(terms);
+        for ((node, connection), terms) in self.nodes.iter_mut().zip(handles).zip(terms) {
+            node.order(Order::Establish { connection, terms });
+        }
+        self.step();
+        handles
+    }
+
     /// Has both nodes adopt a queue pair of a connection from node 0 to node 1, which is not established yet.
     pub fn adopt(&mut self, queue_depth: u16) -> [Handle; 2] {
-        self.high_water = u64::from(queue_depth / 2).max(1);
+        self.adopt_on([self.terms(0, queue_depth), self.terms(1, queue_depth)])
+    }
+
+    fn adopt_on(&mut self, terms: [Terms; 2]) -> [Handle; 2] {
+        self.high_water = terms.map(|terms| u64::from(terms.high_water.max(1)));
         let number = self.numbers;
         self.numbers += 2;
-        let terms = [self.terms(0, queue_depth), self.terms(1, queue_depth)];
         for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
-            self.nodes[at].poller.nic().set_depth(queue_depth);
+            let Terms {
+                queue_depth,
+                max_frags,
+                ..
+            } = terms[at];
+            self.nodes[at]
+                .poller
+                .nic()
+                .set_terms(queue_depth, max_frags);
             let sizes = self.setups[at].shape.sizes();
             let qp = QueuePair::new(
                 number + ours,
@@ -424,6 +477,7 @@ impl World {
         }
         let ended = self.until(100_000, |world| {
             for node in &mut world.nodes {
+                node.maps.hold = false;
                 while node.events.pop().is_some() {}
             }
             world.nodes.iter().all(|node| node.stopped.is_some())
@@ -440,6 +494,9 @@ impl World {
             node.events.audit();
             assert_eq!(node.stopped, Some(Leftovers::default()));
             assert_eq!(node.retired, windows);
+            assert_eq!(node.maps.made, node.maps.back, "every mapping comes back");
+            assert_eq!(node.counters.mappings_alive.get(), 0);
+            assert_eq!(node.counters.mappings_exposed.get(), 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
             assert_eq!(node.poller.nic().gauges(), o2poll_soft::Gauges::default());
         }

@@ -6,7 +6,7 @@ use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Ticks;
 use o2poll_soft::{Profile, Weather};
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::{Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;
 
@@ -242,13 +242,6 @@ fn many(cases: u32) -> ProptestConfig {
         failure_persistence: None,
         ..ProptestConfig::default()
     }
-}
-
-/// Runs `body` and frees what its worlds stood on.
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
-fn alone(body: impl FnOnce()) {
-    // SAFETY: the worlds of `body` end in it.
-    unsafe { reclaim(body) };
 }
 
 proptest! {

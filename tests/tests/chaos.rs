@@ -9,7 +9,7 @@ use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::wire::lnet::{self, WireHandle};
 use o2poll_dataplane::wire::{Body, ByteOrder, Checksum, Descriptor, Done, Encoding};
 use o2poll_soft::Profile;
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::raw_peer::{get, put};
 use o2poll_tests::{Lab, Setup};
 use proptest::prelude::*;
@@ -478,13 +478,6 @@ impl Chaos {
         self.honest();
         self.lab.end();
     }
-}
-
-/// Runs a case and frees what it stood on. A case that panics leaks it.
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
-fn alone(body: impl FnOnce()) {
-    // SAFETY: everything of the case ends in `body`.
-    unsafe { reclaim(body) };
 }
 
 /// Token of the transfers with the honest peer.

@@ -9,7 +9,7 @@ use o2poll_dataplane::nic::Status;
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
 use o2poll_soft::Profile;
-use o2poll_tests::lend::reclaim;
+use o2poll_tests::lend::alone;
 use o2poll_tests::{Setup, World};
 
 const BULK: u32 = 30_000;
@@ -103,15 +103,6 @@ fn kinds() -> [Setup; 8] {
         registered(),
         zero_based,
     ]
-}
-
-/// Runs `body` and frees what its worlds stood on: there are thousands.
-#[expect(unsafe_code, reason = "the harness lends what it must take back")]
-fn alone<T: Copy>(body: impl FnOnce() -> T) -> T {
-    let mut result = None;
-    // SAFETY: the worlds of `body` end in it, and what comes out are numbers.
-    unsafe { reclaim(|| result = Some(body())) };
-    result.expect("has run")
 }
 
 /// Addresses and lengths.

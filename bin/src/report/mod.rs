@@ -216,6 +216,8 @@ pub struct NodeLine {
     pub nid: String,
     /// Registrations by fragment list, page list and window.
     pub registrations: [u64; 3],
+    /// Sinks that peers wrote into under a key of the pool of mappings.
+    pub by_mapping: u64,
     /// Sinks that peers wrote into under the key of the arena.
     pub by_arena_key: u64,
     /// Sinks whose data came through a staging buffer.
@@ -544,6 +546,7 @@ impl NodeLine {
                 sum(|core| core.page_lists.get()),
                 sum(|core| core.windows.get()),
             ],
+            by_mapping: sum(|core| core.mappings.get()),
             by_arena_key: sum(|core| core.arenas.get()),
             staged: sum(|core| core.stagings.get()),
             unmappable: sum(|core| core.unmappable.get()),
@@ -609,6 +612,7 @@ fn left_over(left: &Leftovers) -> Vec<(&'static str, u64)> {
         ("message buffers", left.messages),
         ("windows", left.windows),
         ("staging buffers", left.staging),
+        ("mappings", left.mappings),
         ("events", left.events),
     ]
     .into_iter()

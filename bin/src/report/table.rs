@@ -162,6 +162,7 @@ impl Report {
         let mut table = Table::new(&[
             "node",
             "registrations",
+            "mappings",
             "arena key",
             "staged",
             "refused",
@@ -184,6 +185,7 @@ impl Report {
             table.row(vec![
                 node.nid.clone(),
                 node.registrations.iter().sum::<u64>().to_string(),
+                node.by_mapping.to_string(),
                 node.by_arena_key.to_string(),
                 node.staged.to_string(),
                 node.unmappable.to_string(),

@@ -73,6 +73,7 @@ fn report() -> Report {
         nodes: vec![NodeLine {
             nid: String::from("10.0.0.1@o2ib"),
             registrations: [7, 0, 0],
+            by_mapping: 0,
             by_arena_key: 0,
             staged: 0,
             unmappable: 0,

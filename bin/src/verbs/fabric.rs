@@ -4,6 +4,7 @@ use core::time::Duration;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use o2poll_dataplane::poller::{Order, Report};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::verbs::cm::{self, Dial, Manager};
@@ -147,6 +148,15 @@ impl Fabric for VerbsFabric {
     fn window(&mut self, node: usize, _: usize) -> Result<Window, NodeError> {
         let side = self.sides.get(node).ok_or(NodeError::UnknownDevice)?;
         side.domain.window().map_err(rdma)
+    }
+
+    // This backend has no mappings, so that no pool is made and nothing of this comes.
+    fn mapping(&mut self, _: usize, _: usize, report: Report<Verbs>) -> Option<Order<Verbs>> {
+        match report {
+            Report::Map { of, .. } => Some(Order::NotMapped { of }),
+            Report::Flush => Some(Order::Unmapped),
+            _ => None,
+        }
     }
 
     fn removed(&mut self) -> Option<String> {

@@ -60,6 +60,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some(stage) = state.stage.take() {
             self.stages.give(stage, false);
         }
+        if let Some(lease) = state.mapping.take() {
+            self.give_mapping(lease, true);
+        }
         // The data has landed: the application is told now, and the ACK goes its own way.
         self.landed(handle);
         self.apply(handle, Input::Admitted);
@@ -126,13 +129,18 @@ impl<'a, N: Nic> Poller<'a, N> {
         let place = core::mem::replace(&mut transfer.place, Place::Nothing);
         let sink = core::mem::replace(&mut transfer.sink, Sink::None);
         let (window, message) = (transfer.window.take(), transfer.message.take());
-        let stage = transfer.stage.take();
+        let (stage, mapping) = (transfer.stage.take(), transfer.mapping.take());
         self.transfers.discard(handle);
         if let Some(window) = window {
             self.windows.give(window, role.is_own());
         }
         if let Some(stage) = stage {
             self.stages.give(stage, role.is_own());
+        }
+        if let Some(lease) = mapping {
+            // What its peer may still write must not reach the next transfer.
+            let is_quiet = abandoned.is_none() && outcome != Err(Error::ConnectionClosed);
+            self.give_mapping(lease, is_quiet);
         }
         if let Some(message) = message {
             self.messages.give(message.into_buffer());
@@ -199,6 +207,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             if self.transfers.unlink(queue, handle) {
                 return;
@@ -229,6 +238,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             *queue = Queue::new();
         }
@@ -409,6 +419,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let busy =
             !self.connections.is_empty() || !self.transfers.is_empty() || !self.entries.is_empty();
         if busy || self.stopped {
+            return 0;
+        }
+        // The pool ends by its own road, once what was asked for has come.
+        if !self.mappings.is_empty() {
             return 0;
         }
         while self.ends.reports.free() > 1

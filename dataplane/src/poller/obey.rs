@@ -42,6 +42,9 @@ impl<N: Nic> Poller<'_, N> {
                 }
                 Order::Close { connection } => self.close(connection, Reason::Closed),
                 Order::Window { window, of } => self.take_window(window, of),
+                Order::Mapped { window, of } => self.take_mapping(window, of),
+                Order::NotMapped { of } => self.no_mapping(of),
+                Order::Unmapped => self.unmapped(),
                 Order::Stop => self.stop(),
             }
         }

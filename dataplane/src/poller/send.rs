@@ -48,7 +48,8 @@ impl<N: Nic> Poller<'_, N> {
         let qp = state.qp;
         let held = !state.held.is_empty() || !state.held_replies.is_empty();
         let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
-        if reposts || held || waiting {
+        let mapping = !state.mappings.is_empty();
+        if reposts || held || waiting || mapping {
             if reposts {
                 work = work.saturating_add(self.retry_reposts(connection));
             }
@@ -58,6 +59,8 @@ impl<N: Nic> Poller<'_, N> {
             if waiting {
                 self.admit_waiting(connection);
             }
+            // Those that were admitted now may find theirs at once.
+            work = work.saturating_add(self.map_waiting(connection, now));
             if self
                 .connections
                 .get(connection)
@@ -133,10 +136,7 @@ impl<N: Nic> Poller<'_, N> {
             // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
             let length = transfer.length;
-            let mut cover = Cover {
-                window: None,
-                stage: None,
-            };
+            let mut cover = Cover::default();
             if self.messages.is_empty() {
                 self.counters.waits.add(1);
                 return;
@@ -169,10 +169,16 @@ impl<N: Nic> Poller<'_, N> {
             transfer.window = cover.window;
             transfer.stage = cover.stage;
             transfer.admitted = true;
+            transfer.queued = false;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
             self.transfers.pop_front(&mut state.waiting);
-            self.apply(handle, Input::Admitted);
+            let input = if is_sink && self.takes_mapping(handle) {
+                Input::Unmapped
+            } else {
+                Input::Admitted
+            };
+            self.apply(handle, input);
         }
     }
 

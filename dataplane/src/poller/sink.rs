@@ -11,11 +11,12 @@ use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
-use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage};
+use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stock};
 use crate::transfer::{Input, Phase, Place, Transfer};
 use crate::wire::{self, Fragment};
 
 /// What a transfer holds for its sink: a window, a staging buffer, both, or neither.
+#[derive(Default)]
 pub(super) struct Cover<'a> {
     pub(super) window: Option<Descriptor>,
     pub(super) stage: Option<Stage<'a>>,
@@ -24,9 +25,12 @@ pub(super) struct Cover<'a> {
 impl<'a, N: Nic> Poller<'a, N> {
     /// What a connection with these terms may do with a sink.
     pub(super) const fn choices(&self, terms: &Terms) -> Choices {
-        let staging = self.stages.total() != 0;
+        let stock = Stock {
+            staging: self.stages.total() != 0,
+            mappings: self.mappings.total() != 0,
+        };
         let settings = self.limits.registration;
-        Choices::new(&self.capabilities, settings, terms.max_frags, staging)
+        Choices::new(&self.capabilities, settings, terms.max_frags, stock)
     }
 
     /// What becomes of a sink of this connection in exported memory.
@@ -82,6 +86,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             Mechanism::FragmentList => self.counters.fragment_lists.add(1),
             Mechanism::PageList => self.counters.page_lists.add(1),
             Mechanism::Window => self.counters.windows.add(1),
+            Mechanism::Mapping => self.counters.mappings.add(1),
             Mechanism::Arena => self.counters.arenas.add(1),
             Mechanism::Staging => self.counters.stagings.add(1),
         }
@@ -122,6 +127,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Its key is good for as long as the node runs, and from here on a peer knows it.
             self.counters.arena_exposed.set(1);
             return true;
+        }
+        if by == Mechanism::Mapping {
+            if let Some(lease) = transfer.mapping {
+                self.mappings.tell(lease.mapping);
+            }
+            return transfer.mapping.is_some();
         }
         // A chain that was taken in part: its REGISTER went, its message did not.
         if transfer
@@ -325,7 +336,8 @@ pub(super) fn describe<'s, 'a>(
     scratch: &'s mut Scratch,
     one: &'s mut [Fragment; 1],
 ) -> wire::Descriptor<'s> {
-    let key = transfer.window.as_ref().map(Descriptor::key);
+    let mapped = transfer.mapping.and_then(|lease| lease.key);
+    let key = transfer.window.as_ref().map(Descriptor::key).or(mapped);
     let length = transfer.length;
     let [fragment] = one;
     if let Some(stage) = &transfer.stage {

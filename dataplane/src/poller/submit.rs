@@ -71,6 +71,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             window: None,
             mechanism: None,
             stage: None,
+            mapping: None,
+            looked: None,
             message: None,
             cookie: 0,
             sink: Sink::None,

@@ -22,6 +22,7 @@ pub struct Window {
 #[derive(Debug)]
 struct Mapped {
     ranges: &'static mut [Sge],
+    count: usize,
     rights: Rights,
     base: u64,
 }
@@ -47,17 +48,25 @@ impl Window {
         }
     }
 
-    /// With a key over all bytes of these ranges, laid end to end from `base` on, which is live from the window's
+    /// With a key over all bytes of the first `count` ranges, laid end to end from `base` on, which is live from the window's
     /// adoption until it is retired: what `ibv_reg_mr` does on a control thread. The device refuses to adopt it if it
-    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, more than its `max_fragments`, or not of its
-    /// memory and protection domain, and if one is empty.
+    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, fewer than `count`, more pages than its `max_pages`, or not of its memory and
+    /// protection domain, if one is empty, and if there is a hole within a page: only the first may begin, and only the
+    /// last may end there, and neighbours that touch are one.
     #[must_use]
-    pub const fn over(self, ranges: &'static mut [Sge], rights: Rights, base: u64) -> Self {
+    pub const fn over(
+        self,
+        ranges: &'static mut [Sge],
+        count: usize,
+        rights: Rights,
+        base: u64,
+    ) -> Self {
         Self {
             pd: self.pd,
             tag: self.tag,
             mapped: Some(Mapped {
                 ranges,
+                count,
                 rights,
                 base,
             }),
@@ -226,12 +235,13 @@ impl<'a> Keys<'a> {
         mapped: &Mapped,
         capabilities: &Capabilities,
     ) -> Option<Mapping> {
-        let length = mapped
-            .ranges
+        let ranges = mapped.ranges.get(..mapped.count)?;
+        let length = ranges
             .iter()
             .try_fold(0_u32, |sum, range| sum.checked_add(range.length))?;
         if !capabilities.mechanisms.contains(Mechanisms::MAPPINGS)
-            || mapped.ranges.len() > capabilities.max_fragments as usize
+            || pages_of(ranges, capabilities.page_shift)
+                .is_none_or(|pages| pages > u64::from(capabilities.max_pages))
             || mapped.base.checked_add(u64::from(length)).is_none()
             || (mapped.base != 0 && capabilities.zero_based)
         {
@@ -243,7 +253,7 @@ impl<'a> Keys<'a> {
             rights: mapped.rights,
             base: mapped.base,
             length,
-            layout: Layout::Fragments(mapped.ranges),
+            layout: Layout::Fragments(ranges),
         };
         let start = list_start(region.0 as usize, false, self.stride);
         let room = self
@@ -663,6 +673,29 @@ fn build(
     };
     list.fill(&memories, order, capabilities)?;
     (list.length == order.length).then_some(list.used)
+}
+
+/// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.
+fn pages_of(ranges: &[Sge], shift: u8) -> Option<u64> {
+    let within = 1_u64.checked_shl(u32::from(shift))?.wrapping_sub(1);
+    let mut pages = 0_u64;
+    let mut end: Option<u64> = None;
+    for range in ranges {
+        let next = range.address.checked_add(u64::from(range.length))?;
+        // The first page of what goes on in a page that is counted already.
+        let mut from = range.address & !within;
+        if let Some(end) = end {
+            if range.address == end {
+                from = end.checked_add(within)? & !within;
+            } else if (end | range.address) & within != 0 {
+                return None;
+            }
+        }
+        let behind = next.checked_add(within)? & !within;
+        pages = pages.checked_add(behind.saturating_sub(from) >> shift)?;
+        end = Some(next);
+    }
+    Some(pages)
 }
 
 fn region_index(key: u32) -> Option<usize> {

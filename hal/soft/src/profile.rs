@@ -114,14 +114,14 @@ impl Profile {
         profile
     }
 
-    /// A card without fast registration, as the InfiniHosts of `ib_mthca`: a key lies over a list of ranges only
+    /// A card without fast registration, as the InfiniHosts of `ib_mthca`: a key lies over a list of pages only
     /// where the control side has put it there before ([`Window::over`](crate::Window::over)). No key is killed
     /// from a queue, and none by a peer.
     #[must_use]
     pub const fn mthca() -> Self {
         let mut profile = Self::frwr();
         profile.capabilities.mechanisms = Mechanisms::MAPPINGS;
-        profile.capabilities.max_pages = 0;
+        profile.capabilities.max_fragments = 0;
         profile.capabilities.remote_invalidate = false;
         profile
     }

@@ -19,7 +19,7 @@ use super::peer::{Peer, SHARED, Touch};
 use super::plan::{
     Act, HONEST_PORTAL, Key, Length, PING_BITS, PORTAL, Plan, ProfileChoice, STAMP, Say,
 };
-use crate::lend::{lend, lend_all, lend_one, reclaim};
+use crate::lend::{alone, lend, lend_all, lend_one};
 use crate::{NAMES, Node, Setup};
 
 /// Whatever the peer, the application and time do: nothing panics, the node keeps to its credits, every
@@ -29,11 +29,7 @@ pub fn connection(bytes: &[u8]) {
     let Ok(plan) = Plan::arbitrary_take_rest(Unstructured::new(bytes)) else {
         return;
     };
-    // SAFETY: all that is made in there goes no further.
-    #[allow(unsafe_code)]
-    unsafe {
-        reclaim(|| Bench::new(&plan).run(&plan));
-    }
+    alone(|| Bench::new(&plan).run(&plan));
 }
 
 /// Memory of the application.
@@ -80,6 +76,7 @@ impl Bench {
             waiting: 3,
             windows: 4,
             staging: 0,
+            mappings: 0,
             register_source_from: 0,
             entries: 4,
         };
@@ -398,7 +395,7 @@ impl Bench {
         self.peers[of].open(theirs, ours, depth);
         let port = u16::try_from(of).expect("two");
         let qp = QueuePair::new(ours, port, theirs, sizes.send_wr, sizes.recv_wr);
-        self.node.poller.nic().set_depth(depth);
+        self.node.poller.nic().set_terms(depth, terms.max_frags);
         self.node.order(Order::Adopt {
             qp,
             terms,

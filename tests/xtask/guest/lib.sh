@@ -12,13 +12,12 @@ fail() {
     exit 1
 }
 
-# until_true SECONDS COMMAND...: tries every 100 ms.
+# until_true SECONDS COMMAND...: tries every 100 ms. The time that the command takes counts.
 until_true() {
-    local tries=$(($1 * 10))
+    local end=$((SECONDS + $1))
     shift
     while ! "$@" >/dev/null 2>&1; do
-        tries=$((tries - 1))
-        [ "$tries" -gt 0 ] || return 1
+        [ "$SECONDS" -lt "$end" ] || return 1
         sleep 0.1
     done
 }
@@ -47,7 +46,7 @@ soft_roce() {
 one_guest() {
     modprobe veth
     ip link set lo up
-    ip link add v0 type veth peer name v1
+    ip link add v0 mtu 9000 type veth peer name v1 mtu 9000
     ip addr add 10.9.0.1/24 dev v0
     ip addr add 10.9.0.2/24 dev v0
     ip link set v0 up
@@ -66,23 +65,38 @@ card() {
     grep -ls "^$mac" /sys/class/net/*/address | cut -d/ -f5
 }
 
-# Two guests on one wire: rxe0 over CARD. Guest a is 10.9.0.1, b is 10.9.0.2; they wait for each other.
+# Two guests on one wire: rxe0 over CARD, or where it is "bridged", in guest a, over one end of a veth pair whose
+# other end is bridged with CARD: then CARD can be set down and rxe0 keeps its routes, as with a cable that is cut
+# further away. Guest a is 10.9.0.1, b is 10.9.0.2; they wait for each other. A frame has room for a whole message of
+# o2iblnd.
 two_guests() {
-    local other
+    local other netdev
     CARD=$(card)
+    netdev=$CARD
     ip link set lo up
+    ip link set "$CARD" mtu 9000
+    if [ "$GUEST" = a ] && [ "${1:-}" = bridged ]; then
+        modprobe -a veth bridge
+        ip link add v0 mtu 9000 address 52:54:00:00:01:01 type veth peer name v1 mtu 9000 address 52:54:00:00:01:02
+        ip link add br0 mtu 9000 address 52:54:00:00:01:03 type bridge forward_delay 0
+        ip link set "$CARD" master br0
+        ip link set v1 master br0 up
+        ip link set br0 up
+        netdev=v0
+        ip link set "$CARD" up
+    fi
     case "$GUEST" in
     a)
-        ip addr add 10.9.0.1/24 dev "$CARD"
+        ip addr add 10.9.0.1/24 dev "$netdev"
         other=10.9.0.2
         ;;
     b)
-        ip addr add 10.9.0.2/24 dev "$CARD"
+        ip addr add 10.9.0.2/24 dev "$netdev"
         other=10.9.0.1
         ;;
     esac
-    ip link set "$CARD" up
-    soft_roce "$CARD"
+    ip link set "$netdev" up
+    soft_roce "$netdev"
     until_true 120 busybox ping -c 1 -W 1 "$other" || fail "$other does not answer"
     tell "$GUEST-is-up"
     await a-is-up 120
@@ -106,10 +120,13 @@ capture_stop() {
     cp /run/wire.pcap "$DIR/wire.pcap"
 }
 
-# DIR/pair.toml: 10.9.0.1 exports, 10.9.0.2 copies and works for SECONDS.
+# node_file SECONDS TIMEOUT: writes FILE, in which 10.9.0.1 exports, and 10.9.0.2 copies and works for SECONDS. The file
+# is the same in every guest.
+FILE=/run/pair.toml
 node_file() {
-    [ -e "$DIR/file.bin" ] || head -c 1500000 /dev/urandom >"$DIR/file.bin"
-    cat >"$DIR/pair.toml" <<END
+    seq 1 230000 >/run/file.bin
+    truncate -s 1500000 /run/file.bin
+    cat >"$FILE" <<END
 device = { verbs = "rxe0" }
 memory = { huge_pages = "off", mlock = "try" }
 tunables = { timeout = "${2:-20}s", abandon_limit = "${2:-20}s", idle = "yield" }
@@ -141,7 +158,7 @@ END
 
 # Starts the node that exports; its process is TARGET, its output DIR/NAME.
 start_target() {
-    "$O2POLL" run "$DIR/pair.toml" --node 10.9.0.1@o2ib -v >"$DIR/$1" 2>&1 &
+    "$O2POLL" run "$FILE" --node 10.9.0.1@o2ib -v >"$DIR/$1" 2>&1 &
     TARGET=$!
     until_true 60 grep -q ready "$DIR/$1" || { cat "$DIR/$1"; fail "the target does not listen"; }
 }
@@ -153,7 +170,7 @@ stop_target() {
 }
 
 initiator() {
-    timeout "${1:-100}" "$O2POLL" run "$DIR/pair.toml" --node 10.9.0.2@o2ib -v
+    timeout "${1:-100}" "$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v
 }
 
 ping_target() {

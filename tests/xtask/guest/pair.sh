@@ -7,7 +7,7 @@ cat "$DIR/nobody"
 grep -q 'nobody listens there' "$DIR/nobody" || fail "it does not say that nobody listens"
 start_target target
 ping_target --count 3
-cd "$DIR"
+cd /run
 timeout 60 "$O2POLL" get 10.9.0.1@o2ib 50:0x1 --from 10.9.0.2@o2ib -o got.bin
 cmp file.bin got.bin
 timeout 60 "$O2POLL" put file.bin 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib

@@ -3,6 +3,7 @@
 //! A [`Case`] is a shell script that one guest, or two on one wire, run over the host's root file system, which they
 //! see read-only. What a case left in its folder is judged here, on the host.
 
+mod calls;
 mod cases;
 mod guest;
 mod image;
@@ -18,7 +19,7 @@ use crate::report::{Outcome, Report};
 use crate::tools;
 use crate::workspace::Workspace;
 
-use cases::{CASES, CONFORMANCE, Case, O2POLL, Program};
+use cases::{CASES, Case, PROGRAMS, Program};
 use guest::Script;
 use image::Image;
 
@@ -32,12 +33,8 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report, only: Option<&st
     let image = prepare(workspace, report);
     let mut built: Vec<(&'static str, PathBuf)> = Vec::new();
     if image.is_some() {
-        for program in [&O2POLL, &CONFORMANCE] {
-            let needs = |case: &&Case| {
-                let needed = case.program.map(|needed| needed.variable);
-                needed == Some(program.variable)
-            };
-            if chosen.iter().any(needs) {
+        for program in PROGRAMS {
+            if chosen.iter().any(|case| case.needs(program)) {
                 report.step(&format!("kernel: build {}", program.variable), || {
                     built.push((program.variable, build(workspace, program)?));
                     Ok(Outcome::Passed(String::new()))
@@ -55,9 +52,10 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report, only: Option<&st
             {
                 return Ok(Outcome::NotRun(why));
             }
-            let variable = case.program.map(|program| program.variable);
             ensure!(
-                variable.is_none_or(|name| built.iter().any(|(built, _)| *built == name)),
+                case.programs
+                    .iter()
+                    .all(|needed| built.iter().any(|(built, _)| *built == needed.variable)),
                 "its program was not built"
             );
             let folder =
