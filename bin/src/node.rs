@@ -90,13 +90,13 @@ pub(crate) trait Backend: Send + 'static {
     /// Makes it.
     fn nic(&mut self, node: Nid, needs: &Needs) -> Result<Self::Nic, NodeError>;
 
-    /// Takes a piece out of an arena, registered.
+    /// Takes a piece out of an arena, registered: so many bytes, on a boundary of so many.
     fn take(
         &mut self,
         nic: &mut Self::Nic,
         node: Nid,
         arena: &'static Arena,
-        bytes: usize,
+        bytes_and_align: (usize, usize),
         rights: Rights,
     ) -> Result<Range<'static>, NodeError>;
 
@@ -129,11 +129,11 @@ impl Backend for SoftBackend {
         nic: &mut Device,
         node: Nid,
         arena: &'static Arena,
-        bytes: usize,
+        (bytes, align): (usize, usize),
         rights: Rights,
     ) -> Result<Range<'static>, NodeError> {
         let range = arena
-            .take(bytes, PAGE, LKey::default())
+            .take(bytes, align, LKey::default())
             .map_err(|source| NodeError::Take { node, source })?;
         nic.register_range(range, PROTECTION_DOMAIN, rights)
             .map_err(|_| NodeError::Device {
@@ -206,13 +206,23 @@ impl<A: Application, B: Backend> Seat<A, B> {
             Exposure::Arena => Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
             Exposure::None => Rights::LOCAL_WRITE,
         };
-        let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
-            plan.backend.take(&mut device, nid, arena, bytes, rights)
+        let mut aligned = |arena: &'static Arena, bytes: usize, align: usize, rights: Rights| {
+            let piece = (bytes, align);
+            plan.backend.take(&mut device, nid, arena, piece, rights)
         };
-        let mut messages = Some(registered(arena, plan.needs.messages, Rights::LOCAL_WRITE)?);
+        let mut messages = Some(aligned(
+            arena,
+            plan.needs.messages,
+            PAGE,
+            Rights::LOCAL_WRITE,
+        )?);
         let mut staging = match plan.needs.staging {
             0 => None,
-            bytes => Some(registered(arena, bytes, open)?),
+            // So that few large pages cover one, where a device takes short lists only.
+            bytes => Some(aligned(arena, bytes, STAGE_BYTES as usize, open)?),
+        };
+        let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
+            aligned(arena, bytes, PAGE, rights)
         };
         let mut exports = Vec::new();
         for export in &plan.node.exports {

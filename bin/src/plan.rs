@@ -188,7 +188,12 @@ impl Plan {
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
         let staging = sizes.staging.saturating_mul(STAGE_BYTES as usize);
-        let bytes = [messages, staging]
+        // On a boundary of a buffer's length.
+        let staged = match staging {
+            0 => 0,
+            bytes => bytes.saturating_add(STAGE_BYTES as usize),
+        };
+        let bytes = [messages, staged]
             .into_iter()
             .chain(exported)
             .chain(application.iter().copied())

@@ -64,7 +64,7 @@ impl Backend for VerbsBackend {
         nic: &mut Verbs,
         node: Nid,
         arena: &'static Arena,
-        bytes: usize,
+        (bytes, align): (usize, usize),
         rights: Rights,
     ) -> Result<o2poll_dataplane::memory::Range<'static>, NodeError> {
         let base = arena.base().as_ptr().addr();
@@ -83,7 +83,7 @@ impl Backend for VerbsBackend {
             }
         };
         arena
-            .take(bytes, PAGE, lkey)
+            .take(bytes, align, lkey)
             .map_err(|source| NodeError::Take { node, source })
     }
 
@@ -753,6 +753,5 @@ fn rdma(error: impl core::fmt::Display) -> NodeError {
 /// Pieces of one work request: more cost room in every queue.
 const MOST_SGE: u32 = 8;
 /// Ranges of an arena begin at a page.
-const PAGE: usize = 4096;
 /// A control thread's nap while it waits for a core.
 const SHORT: Duration = Duration::from_millis(1);
