@@ -489,7 +489,7 @@ impl<A: Application> Control<A> {
 
     fn serve(&mut self) -> Result<(), NodeError> {
         while let Some(event) = self.device.event(Duration::ZERO).map_err(rdma)? {
-            self.log.push(format!("{}: {event:?}", self.device.name()));
+            self.log.push(format!("{}: {event}", self.device.name()));
             for side in &mut self.sides {
                 side.manager.device_event(event);
             }
