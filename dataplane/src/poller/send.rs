@@ -196,7 +196,7 @@ impl<N: Nic> Poller<'_, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
+            let room = room_of(state.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
             let may_ask = state.credits.available() > 0 && !state.credited.is_empty();
             let next = if !state.invalidates.is_empty() {
@@ -448,8 +448,8 @@ impl<N: Nic> Poller<'_, N> {
             return;
         };
         let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
-        let (used, qp) = (state.on_send_queue(), state.qp);
-        if due && room_of(self.send_wr, used) != 0 {
+        let (room, qp) = (room_of(state.send_wr, state.on_send_queue()), state.qp);
+        if due && room != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
