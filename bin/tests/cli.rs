@@ -306,7 +306,7 @@ fn a_small_device_is_used_within_its_limits_and_it_is_said() {
     );
 }
 
-/// Each profile that has a way to large buffers: page lists, windows, staging, the arena's key.
+/// Each profile that has a way to large buffers: page lists, windows, mappings, staging, the arena's key.
 #[test]
 fn every_profile_moves_the_same_bytes() {
     let folder = Folder::new("profiles");
@@ -322,6 +322,7 @@ fn every_profile_moves_the_same_bytes() {
         ("mlx4", &closed),
         ("windows", &closed),
         ("rxe", &closed),
+        ("mthca", &closed),
         ("bare", &exposed),
     ] {
         let output = o2poll(&[
@@ -399,6 +400,37 @@ fn plan_tells_what_a_file_takes_beside_ko2iblnd() {
         one["connection"]["o2poll"]["send_wr"].as_u64().unwrap()
             < theirs["send_wr"].as_u64().unwrap() / 10
     );
+}
+
+/// Keys that outlive their transfers are told of before anything is started.
+#[test]
+fn plan_tells_what_peers_reach_beyond_their_transfers() {
+    let folder = Folder::new("exposure");
+    folder.write("data", data(10));
+    let plan = |tunables: &str, profile: &str| {
+        let text_of = nodes(tunables, "4 MiB", COPY).replace("\"frwr\"", profile);
+        let file = folder.write("nodes.toml", text_of);
+        let output = o2poll(&["plan".as_ref(), file.as_os_str(), "--json".as_ref()]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        json(&output)
+    };
+    assert_eq!(plan("", "\"frwr\"")["exposure"], Value::Null);
+    let few = plan(
+        "[tunables]\nfmr_pool_size = 20\nfmr_cache = false",
+        "\"mthca\"",
+    );
+    let said = few["exposure"].as_str().unwrap();
+    assert!(
+        said.contains("up to 20 keys") && said.contains("until 15 stand"),
+        "{said}"
+    );
+    assert!(said.contains("fmr_cache = false"), "{said}");
+    assert_eq!(few["core"]["o2poll"]["windows"], 20);
+    let none = plan("[tunables]\nfmr_pool_size = 0", "\"mthca\"");
+    assert_eq!(none["exposure"], Value::Null);
+    let short = plan("", "\"mthca\", max_windows = 5");
+    let said = short["notes"][0].as_str().unwrap();
+    assert!(said.contains("fmr_pool_size is 5 instead of 512"), "{said}");
 }
 
 /// LU-7124, LU-10213, LU-12901: never without a word, and never a depth that the device does not hold.

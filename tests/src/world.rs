@@ -54,6 +54,8 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
+    /// Staging buffers begin on a boundary of so many bytes.
+    pub stage_align: usize,
     /// What the queues of a lab's node are short of.
     pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
@@ -111,6 +113,7 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
+            stage_align: 4096,
             short: Short {
                 sends: 0,
                 receives: 0,

@@ -89,8 +89,17 @@ fn registered() -> Setup {
     setup
 }
 
+/// A small pool of mappings, and staging buffers under them.
+fn mapped() -> Setup {
+    let mut setup = setup(Profile::mthca());
+    setup.shape.staging = 2;
+    setup.shape.mappings = 6;
+    setup.registration.flush_trigger = 3;
+    setup
+}
+
 /// Every mechanism.
-fn kinds() -> [Setup; 8] {
+fn kinds() -> [Setup; 9] {
     let mut zero_based = registered();
     zero_based.profile = setup(Profile::mlx5()).profile;
     [
@@ -98,6 +107,7 @@ fn kinds() -> [Setup; 8] {
         setup(Profile::mlx5()),
         setup(Profile::windows()),
         staged(),
+        mapped(),
         exposed(),
         exposed_stages(),
         registered(),
@@ -358,7 +368,7 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
     let plan: Vec<_> = (0..16)
         .map(|n| (n / 8, KINDS[n % 8].0, KINDS[n % 8].1))
         .collect();
-    for kind in [setup(Profile::frwr()), staged(), registered()] {
+    for kind in [setup(Profile::frwr()), staged(), mapped(), registered()] {
         for doorbell in 0..5 {
             for prefix in 0..18 {
                 for of in 0..2 {
@@ -550,6 +560,7 @@ fn a_close_at_every_step() {
 fn lu_19875_a_stop_at_every_step() {
     strike(setup(Profile::frwr()), Blow::Stop(0), 2);
     strike(setup(Profile::frwr()), Blow::Stop(1), 3);
+    strike(mapped(), Blow::Stop(0), 5);
 }
 
 #[test]
@@ -569,7 +580,13 @@ fn a_cut_cable_at_every_step() {
 /// The same, while data is in staging buffers, under the key of the arena, or read through a source's own key.
 #[test]
 fn what_goes_wrong_for_good_at_every_step_of_the_other_mechanisms() {
-    for kind in [staged(), exposed(), exposed_stages(), registered()] {
+    for kind in [
+        staged(),
+        mapped(),
+        exposed(),
+        exposed_stages(),
+        registered(),
+    ] {
         for of in 0..2 {
             strike(kind, Blow::Close(of), 5);
             strike(kind, Blow::Stop(of), 7);
@@ -728,6 +745,12 @@ fn a_timeout_in_every_phase() {
     }
 }
 
-fn timeouts() -> [Setup; 4] {
-    [setup(Profile::frwr()), staged(), exposed(), registered()]
+fn timeouts() -> [Setup; 5] {
+    [
+        setup(Profile::frwr()),
+        staged(),
+        mapped(),
+        exposed(),
+        registered(),
+    ]
 }
