@@ -112,7 +112,7 @@ pub(crate) const CASES: &[Case] = &[
         },
         says: "a peer that is killed and comes back is connected again, on two cores and over two connections",
         routine: false,
-        program: Some(&O2POLL),
+        programs: &[&O2POLL],
         tshark: false,
         judge: output,
     },
