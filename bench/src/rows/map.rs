@@ -18,8 +18,8 @@ use core::hint::black_box;
 
 use o2poll_dataplane::memory::{Copier, PageList, Range};
 use o2poll_dataplane::nic::{
-    Burst, Completion, LKey, Layout, Mechanisms, Nic as _, Qp, RKey, ReceiveQueue, Region, Rights,
-    SendWr, Sge, WrId,
+    Burst, Capabilities, Completion, LKey, Layout, Mechanisms, Nic as _, Qp, RKey, ReceiveQueue,
+    Region, Rights, SendWr, Sge, WrId,
 };
 use o2poll_dataplane::pool::Slot;
 use o2poll_dataplane::registration::{
@@ -178,6 +178,7 @@ struct Bench {
     length: u32,
     receive: Sge,
     free: Free<'static>,
+    capabilities: Capabilities,
     choices: Choices,
     scratch: Scratch,
     lists: Lists,
@@ -228,7 +229,8 @@ impl Bench {
             staging: stages != 0,
             mappings: way == Way::Mapping,
         };
-        let choices = Choices::new(device.capabilities(), settings, 257, stock);
+        let capabilities = *device.capabilities();
+        let choices = Choices::new(&capabilities, settings, 257, stock);
         let mut this = Self {
             way,
             device,
@@ -238,6 +240,7 @@ impl Bench {
             length: 148,
             receive,
             free,
+            capabilities,
             choices,
             scratch: Scratch::new(),
             stages: (0..stages)
@@ -369,18 +372,18 @@ impl Bench {
 
     /// A window from the free ring goes over the current list or, staged, over a buffer.
     fn register(&mut self, by: Mechanism, length: u32, rights: Rights) -> Descriptor {
-        let capabilities = *self.device.capabilities();
+        let capabilities = &self.capabilities;
         let list = self.lists.current();
         let mut descriptor = self.free.take().expect("64 for one");
         let (layout, base): (Option<Layout<'_>>, u64) = if self.way == Way::Staging {
             let stage = self.stages[self.lists.turn() % 2].sge();
             let piece = Sge { length, ..stage };
             let pieces = core::iter::once(piece);
-            let layout = self.scratch.lay_out_pieces(by, &capabilities, pieces);
+            let layout = self.scratch.lay_out_pieces(by, capabilities, pieces);
             (layout, piece.address)
         } else {
             let base = list.slice(0, length).next();
-            let layout = self.scratch.lay_out(by, &capabilities, list, 0, length);
+            let layout = self.scratch.lay_out(by, capabilities, list, 0, length);
             (layout, base.map_or(0, |piece| piece.address))
         };
         descriptor.name();

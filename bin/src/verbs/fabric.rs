@@ -64,7 +64,7 @@ impl Fabric for VerbsFabric {
 
     fn run(&mut self, now: Instant) -> Result<Vec<Effect<Verbs>>, NodeError> {
         while let Some(event) = self.device.event(Duration::ZERO).map_err(rdma)? {
-            self.log.push(format!("{}: {event:?}", self.device.name()));
+            self.log.push(format!("{}: {event}", self.device.name()));
             for side in &mut self.sides {
                 side.manager.device_event(event);
             }

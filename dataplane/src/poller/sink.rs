@@ -4,7 +4,7 @@
 use super::Poller;
 use super::message::{base_of, memory_of};
 use super::record::What;
-use super::send::link_of;
+use super::send::{link_of, note};
 use crate::endpoint::Error;
 use crate::memory::PageList;
 use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
@@ -107,7 +107,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// Puts the transfer's key over its sink, if that is not done yet and there is one. False if what was chosen
     /// cannot.
     pub(super) fn register(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
-        let Some(state) = self.connections.get(connection) else {
+        let Some(state) = self.connections.get_mut(connection) else {
             return false;
         };
         let choices = &state.choices;
@@ -177,7 +177,15 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.registered();
         let alive = self.counters.keys_alive.get();
         self.counters.keys_alive.set(alive.saturating_add(1));
-        self.link(connection, link, id);
+        transfer.in_flight = transfer.in_flight.saturating_add(1);
+        note(
+            &mut self.record,
+            &mut self.chain,
+            connection,
+            state,
+            link,
+            id,
+        );
         true
     }
 
