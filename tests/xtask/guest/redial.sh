@@ -5,13 +5,13 @@ one_guest
 # What the two nodes say, in a file: of the target, of the initiator, of its workload.
 several() {
     node_file "$4"
-    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" -e "s/^in_flight = .*/in_flight = 8\n$3/" \
-        -e 's/^tunables = { /&reconnects = 60, /' "$DIR/pair.toml"
+    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" -e "s/^in_flight = .*/in_flight = 4\n$3/" \
+        -e 's/^tunables = { /&reconnects = 60, /' "$FILE"
 }
 
 # The copy would compare with what died with the target.
 several 'conns_per_peer = 1' 'conns_per_peer = 2\ncores = [0, 1]' 'verify = false' 25
-sed -i '/^\[node.copy\]/,/^$/d' "$DIR/pair.toml"
+sed -i '/^\[node.copy\]/,/^$/d' "$FILE"
 start_target target.1
 initiator 200 >"$DIR/initiator.1" 2>&1 &
 INITIATOR=$!
