@@ -2,15 +2,14 @@
 # initiator connects again and ends well. Then a verified job with a target on two cores.
 one_guest
 
-# What the two nodes say, in a file: of the target, of the initiator, of its workload.
+# What the two nodes say, in a file: of the target, of the initiator, whether that compares, and its seconds.
 several() {
-    node_file "$4"
-    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" -e "s/^in_flight = .*/in_flight = 4\n$3/" \
-        -e 's/^tunables = { /&reconnects = 60, /' "$FILE"
+    node_file "$4" 20 60 "$3"
+    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" -e "s/^in_flight = .*/in_flight = 8/" "$FILE"
 }
 
 # The copy would compare with what died with the target.
-several 'conns_per_peer = 1' 'conns_per_peer = 2\ncores = [0, 1]' 'verify = false' 25
+several 'conns_per_peer = 1' 'conns_per_peer = 2\ncores = [0, 1]' false 25
 sed -i '/^\[node.copy\]/,/^$/d' "$FILE"
 start_target target.1
 initiator 200 >"$DIR/initiator.1" 2>&1 &
@@ -32,7 +31,7 @@ stop_target target.2
 cat "$DIR/target.2"
 
 say "a target on two cores, and every byte is compared"
-several 'cores = [0, 1]' 'conns_per_peer = 2' 'verify = true' 4
+several 'cores = [0, 1]' 'conns_per_peer = 2' true 4
 start_target target.3
 initiator 200 | tee "$DIR/initiator.3" || fail "the initiator ends with status $?"
 [ "$(grep -c '^sha-256 .*: ok' "$DIR/initiator.3")" -eq 2 ] || fail "not both digests are right"
