@@ -619,6 +619,8 @@ pub struct Transfer<'a> {
     pub(crate) cookie: u64,
     pub(crate) sink: Sink<'a>,
     pub(crate) sink_key: crate::nic::RKey,
+    /// The peer's sink ends where its data does.
+    pub(crate) fills_sink: bool,
     pub(crate) cursor: Cursor,
     pub(crate) token: Token,
     pub(crate) portal: Portal,

@@ -137,6 +137,7 @@ impl Lab {
             high_water: depth.div_ceil(2),
             kills_keys: self.setup.kill_keys,
             keys_killed: self.setup.kill_keys && !self.setup.registration.expose_arena,
+            write_immediates: self.setup.write_immediates,
         }
     }
 

@@ -53,6 +53,8 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
+    /// The last WRITE of a transfer takes the place of its DONE. Then no DONE kills a key.
+    pub write_immediates: bool,
     /// What the queues of a lab's node are short of.
     pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
@@ -107,6 +109,7 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
+            write_immediates: false,
             short: Short {
                 sends: 0,
                 receives: 0,
@@ -361,7 +364,7 @@ impl World {
                 .setups
                 .iter()
                 .all(|setup| setup.profile.capabilities.remote_invalidate);
-            both && !setup.registration.expose_arena
+            both && !setup.registration.expose_arena && !self.setups[0].write_immediates
         };
         Terms {
             local: NAMES[of],
@@ -374,6 +377,7 @@ impl World {
             high_water: queue_depth / 2,
             kills_keys: self.setups[0].kill_keys && lets(1 - of),
             keys_killed: self.setups[0].kill_keys && lets(of),
+            write_immediates: self.setups[0].write_immediates,
         }
     }
 
