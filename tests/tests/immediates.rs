@@ -346,9 +346,9 @@ fn one_with_more_credits_than_were_spent_ends_the_connection() {
 #[test]
 fn one_of_more_bytes_than_the_sink_has_ends_the_connection() {
     for way in WAYS {
-        let mut setup = setup(Profile::bare());
+        let mut setup = setup(Profile::frwr());
         setup.registration.expose_arena = true;
-        setup.shape.windows = 0;
+        setup.registration.map_on_demand = 0;
         let mut lab = Lab::connected(setup, 2);
         let (grant, _) = grant(&mut lab, way);
         let bytes = vec![7; LENGTH as usize + 1];
