@@ -440,7 +440,8 @@ impl Default for Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, unpack};
+    extern crate std;
+    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, short_of, unpack};
     use crate::nic::WrId;
 
     #[test]
@@ -513,5 +514,39 @@ mod tests {
         assert_eq!(unpack(WrId(0x0100_0000_0000_0000 << 4)), None);
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
+    }
+
+    #[test]
+    fn a_cookie_comes_back_and_its_low_bits_name_the_slot_and_what_fits_of_its_generation() {
+        for (slots, bits) in [(1, 24), (2, 23), (3, 22), (91, 17), (70_000, 7)] {
+            let mut places: std::vec::Vec<Slot<u8>> =
+                core::iter::repeat_with(Slot::vacant).take(slots).collect();
+            let mut pool = Pool::new(&mut places);
+            let mut handles = std::vec::Vec::new();
+            while let Ok(handle) = pool.insert(0) {
+                handles.push(handle);
+            }
+            for handle in handles.iter().copied().rev().take(200) {
+                let cookie = pool.cookie(handle);
+                assert_eq!(pool.by_cookie(cookie), Some(handle));
+                assert_eq!(pool.by_short(short_of(cookie)), Some(handle));
+                // The next in the slot has another name, until its generation has gone round.
+                pool.remove(handle);
+                assert_eq!(pool.by_short(short_of(cookie)), None);
+                let next = pool.insert(0).unwrap();
+                assert_eq!(next.index(), handle.index());
+                assert_eq!(pool.by_short(short_of(cookie)), None);
+                assert_eq!(pool.by_short(short_of(pool.cookie(next))), Some(next));
+            }
+            let round = Handle {
+                index: 0,
+                generation: 1 << bits,
+            };
+            assert_eq!(short_of(pool.cookie(round)), 0, "{slots}");
+            for word in [u64::MAX, 1 << 60, 77 << 40] {
+                let found = pool.by_cookie(word).and_then(|handle| pool.get(handle));
+                assert_eq!(found, None);
+            }
+        }
     }
 }

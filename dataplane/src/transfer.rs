@@ -77,9 +77,9 @@ pub enum Input {
     PutAck,
     /// The peer's PUT_NAK.
     PutNak,
-    /// The peer's PUT_DONE.
+    /// The peer's PUT_DONE, or the WRITE that stands for it.
     PutDone,
-    /// The peer's GET_DONE.
+    /// The peer's GET_DONE, or the WRITE that stands for it.
     GetDone,
     /// The REPLY, in a message.
     Reply,
