@@ -16,7 +16,8 @@ use serde_json::json;
 /// Cycle-level microbenchmarks of o2poll, with floors and rivals.
 ///
 /// Figures are per operation: TSC reference cycles and nanoseconds; least, median and 99th percentile
-/// of batch means. "to ours" is the median over that of the row's first line.
+/// of batch means. "to ours" is the median over that of the row's first line; in brackets the interval, with 95 % confidence,
+/// of the median of the ratios of samples that were taken in the same turn.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

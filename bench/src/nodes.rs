@@ -152,6 +152,7 @@ impl Plan {
             waiting: usize::from(self.depth),
             windows: usize::from(self.depth) * 2,
             staging: 0,
+            mappings: 0,
             register_source_from: self.source,
             entries: 4,
         }
@@ -189,6 +190,8 @@ impl Node {
             receives: places(sizes.receives, Slot::vacant),
             regions: places(sizes.regions, || None),
             staging: &mut [],
+            mappings: &mut [],
+            ways: &mut [],
             entries: places(sizes.entries, Slot::vacant),
             messages: places(sizes.messages, || {
                 Some(Buffer::new(ground.take(MESSAGE_BYTES, lkey)).expect("long enough"))

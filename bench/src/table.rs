@@ -4,7 +4,7 @@ use core::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Bound, Judged, Measured, Outcome};
+use crate::harness::{Bound, Judged, Measured, Outcome, Role};
 use crate::stats::Summary;
 
 /// The head of the table; what the columns mean.
@@ -70,6 +70,15 @@ fn line(out: &mut String, row: &Measured, outcome: &Outcome) {
         figure(ns.p99),
         figure(row.ratio(outcome)),
     );
+    if let Some(paired) = outcome.paired.filter(|_| outcome.role != Role::Ours) {
+        let _ = write!(
+            out,
+            "  ({} to {} in {} blocks)",
+            figure(paired.low),
+            figure(paired.high),
+            paired.blocks
+        );
+    }
     if outcome.flagged() {
         let _ = write!(
             out,
@@ -123,6 +132,9 @@ pub fn json(row: &Measured) -> Value {
             "tsc": summary(outcome.ticks),
             "ns": summary(outcome.ns),
             "ratio_to_ours": row.ratio(outcome),
+            "paired_ratio_to_ours": outcome.paired.map(|paired| json!({
+                "blocks": paired.blocks, "p50": paired.p50, "low": paired.low, "high": paired.high,
+            })),
             "gigabytes_per_second": row.gigabytes(outcome),
             "figures": outcome.figures.iter()
                 .map(|extra| (extra.name.to_owned(), json!(extra.value)))
@@ -155,6 +167,7 @@ mod tests {
             preempted,
             ticks,
             ns: ticks.map(|ticks| ticks / 2.0),
+            paired: None,
             figures: Vec::new(),
         }
     }

@@ -8,14 +8,14 @@ use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, Range};
 use o2poll_dataplane::nic::{Sge, WrId};
 use o2poll_dataplane::poller::{Receive, Shape};
 use o2poll_dataplane::pool::Slot;
-use o2poll_dataplane::registration::{Descriptor, STAGE_BYTES};
+use o2poll_dataplane::registration::{Descriptor, Mapping, STAGE_BYTES, Ways};
 use o2poll_dataplane::transfer::Transfer;
 use o2poll_soft as soft;
 use o2poll_soft::Profile;
 use serde::Serialize;
 
 use crate::NodeError;
-use crate::plan::{Plan, connections};
+use crate::plan::Plan;
 use crate::report::table::Table;
 
 /// Queue sizes and memory of one connection, and of all that a core holds. Bytes of exports and of jobs are not
@@ -36,6 +36,8 @@ pub struct Budget {
     pub connection: Pair,
     /// One core, which is one node, with all its peers.
     pub core: Pair,
+    /// What peers may reach beyond their transfers.
+    pub exposure: Option<String>,
     /// What was made smaller than the file asks for.
     pub notes: Vec<String>,
 }
@@ -60,7 +62,7 @@ pub struct Amounts {
     pub receives: usize,
     /// Completion queue entries.
     pub cqe: usize,
-    /// Windows, or FastReg descriptors.
+    /// Windows and mappings, or FastReg descriptors.
     pub windows: usize,
     /// Page lists, or tables of as many fragments: two of a window on the software device, one of each descriptor
     /// of ko2iblnd.
@@ -90,7 +92,9 @@ impl Budget {
         peers: Option<usize>,
     ) -> Result<Self, NodeError> {
         let peers = peers.unwrap_or_else(|| config.nodes.len().saturating_sub(1).max(1));
-        let plan = Plan::for_connections(config, machine, connections(peers.saturating_add(1)))?;
+        let conns = usize::from(config.tunables.conns_per_peer);
+        let connections = peers.saturating_mul(2).saturating_mul(conns);
+        let plan = Plan::for_connections(config, machine, connections)?;
         let depth = usize::from(plan.shape.queue_depth);
         let frags = config.tunables.max_frags;
         let one = Shape {
@@ -102,6 +106,7 @@ impl Budget {
                 .unwrap_or(0)
                 .min(2 * depth),
             staging: 0,
+            mappings: 0,
             waiting: 0,
             ..plan.shape
         };
@@ -123,6 +128,7 @@ impl Budget {
                 o2poll: ours(&plan.shape, &plan.profile)?,
                 ko2iblnd: kernel(peers),
             },
+            exposure: plan.exposure,
             notes: plan.notes,
         })
     }
@@ -136,7 +142,7 @@ impl fmt::Display for Budget {
             "{}, {}, peer_credits = {}, max_frags = {}",
             self.file, self.device, self.peer_credits, self.max_frags
         )?;
-        for note in &self.notes {
+        for note in self.notes.iter().chain(&self.exposure) {
             writeln!(f, "{note}")?;
         }
         let peers = if self.peers == 1 { "peer" } else { "peers" };
@@ -212,7 +218,7 @@ fn ours(shape: &Shape, profile: &Profile) -> Result<Amounts, NodeError> {
         queue_pairs: narrow(sizes.connections),
         send_wr: sizes.send_wr,
         recv_wr: sizes.recv_wr,
-        windows: narrow(sizes.regions),
+        windows: narrow(sizes.regions.saturating_add(sizes.mappings)),
         memories: 1,
         cqe: sizes.cqe,
     };
@@ -238,6 +244,8 @@ fn ours(shape: &Shape, profile: &Profile) -> Result<Amounts, NodeError> {
             .regions
             .saturating_mul(size_of::<Option<Descriptor>>()),
         sizes.staging.saturating_mul(size_of::<Option<Range<'_>>>()),
+        sizes.mappings.saturating_mul(size_of::<Slot<Mapping>>()),
+        sizes.ways.saturating_mul(size_of::<Ways>()),
         sizes
             .messages
             .saturating_mul(size_of::<Option<Buffer<'_>>>()),
@@ -253,8 +261,11 @@ fn ours(shape: &Shape, profile: &Profile) -> Result<Amounts, NodeError> {
         send_wr,
         receives,
         cqe,
-        windows: sizes.regions,
-        page_lists: sizes.regions.saturating_mul(2),
+        windows: sizes.regions.saturating_add(sizes.mappings),
+        page_lists: sizes
+            .regions
+            .saturating_add(sizes.mappings)
+            .saturating_mul(2),
         message_bytes: sizes.messages.saturating_mul(MESSAGE_BYTES),
         list_bytes: device.fragments.saturating_mul(size_of::<soft::Fragment>()),
         queue_bytes: queues(send_wr, receives, cqe),

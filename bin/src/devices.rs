@@ -5,7 +5,7 @@ use std::fs;
 
 use o2poll_config::SoftProfile;
 use o2poll_dataplane::nic::{Capabilities, Mechanisms};
-use o2poll_dataplane::registration::{Choices, Outline, Settings};
+use o2poll_dataplane::registration::{Choices, Outline, Settings, Stock};
 use o2poll_dataplane::wire::IMMEDIATE_PAYLOAD;
 use serde::Serialize;
 
@@ -43,9 +43,9 @@ pub struct DeviceLine {
     pub kind: &'static str,
     /// What it has; none if it could not be looked at.
     pub mechanisms: Vec<&'static str>,
-    /// Most pieces of a fragment list or a mapping.
+    /// Most pieces of a fragment list.
     pub max_fragments: u32,
-    /// Most pages of a page list.
+    /// Most pages of a page list or a mapping.
     pub max_pages: u32,
     /// Most send work requests of a queue pair.
     pub max_send_wr: u32,
@@ -213,8 +213,13 @@ fn becomes(buffer: &Kind, capabilities: &Capabilities, asked: Asked) -> BufferLi
         let settings = Settings {
             expose_arena: asked.exposed,
             map_on_demand: asked.map_on_demand,
+            ..Settings::PRIVATE
         };
-        let choices = Choices::new(capabilities, settings, asked.max_frags, asked.staging);
+        let stock = Stock {
+            staging: asked.staging,
+            mappings: true,
+        };
+        let choices = Choices::new(capabilities, settings, asked.max_frags, stock);
         let outline = Outline {
             length: buffer.bytes,
             fragments: buffer.ranges,
@@ -386,6 +391,9 @@ mod tests {
             ("mlx4", "16 with gaps", Some("staging")),
             ("windows", "1 MiB contiguous", Some("window")),
             ("rxe", "256 whole pages", Some("staging")),
+            ("mthca", "1 MiB contiguous", Some("mapping")),
+            ("mthca", "256 whole pages", Some("mapping")),
+            ("mthca", "16 with gaps", Some("staging")),
             ("bare", "1 MiB contiguous", None),
             ("bare", "2 KiB", Some("the message")),
         ] {

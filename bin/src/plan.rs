@@ -19,10 +19,12 @@ pub(crate) struct Plan {
     pub(crate) placement: Placement,
     /// The software device.
     pub(crate) profile: Profile,
-    /// What every node holds, its entries aside.
+    /// What every core holds, its entries aside.
     pub(crate) shape: Shape,
     /// No key outlives its transfer.
     pub(crate) keys_are_short: bool,
+    /// What peers may reach beyond their transfers, as a sentence.
+    pub(crate) exposure: Option<String>,
     /// What was made smaller than asked for, as sentences.
     pub(crate) notes: Vec<String>,
 }
@@ -33,10 +35,10 @@ impl Plan {
     /// # Errors
     /// What cannot be done on this device, or not by this program.
     pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, NodeError> {
-        Self::for_connections(config, machine, connections(config.nodes.len()))
+        Self::for_connections(config, machine, connections(config))
     }
 
-    /// Works it out as if each node had so many connections.
+    /// Works it out as if each core had so many connections.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -64,7 +66,6 @@ impl Plan {
         connections: usize,
     ) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
-        one_core_each(config, &placement)?;
         one_writer_each(config)?;
         let tunables = &config.tunables;
         let wanted = Shape {
@@ -74,6 +75,7 @@ impl Plan {
             waiting: waiting(config),
             windows: 0,
             staging: config.memory.staging.into(),
+            mappings: 0,
             register_source_from: if registers_sources(&profile) {
                 tunables.register_sources_from
             } else {
@@ -100,11 +102,27 @@ impl Plan {
             ));
         }
         shape.windows = windows.min(most);
+        if profile
+            .capabilities
+            .mechanisms
+            .contains(Mechanisms::MAPPINGS)
+        {
+            let pool = usize::try_from(tunables.fmr_pool_size).unwrap_or(usize::MAX);
+            // Windows and mappings are of the same table.
+            shape.mappings = pool.min(most.saturating_sub(shape.windows));
+            if shape.mappings < pool {
+                notes.push(format!(
+                    "fmr_pool_size is {} instead of {pool}: max_windows of the device is {most}",
+                    shape.mappings
+                ));
+            }
+        }
         Ok(Self {
             placement,
             profile,
             shape,
-            keys_are_short: config.memory.exposure == config::Exposure::None,
+            keys_are_short: config.memory.exposure == config::Exposure::None && shape.mappings == 0,
+            exposure: exposure(config, &shape),
             notes,
         })
     }
@@ -158,7 +176,7 @@ impl Plan {
             queue_pairs: narrow(sizes.connections),
             send_wr: sizes.send_wr,
             recv_wr: sizes.recv_wr,
-            windows: narrow(sizes.regions),
+            windows: narrow(sizes.regions.saturating_add(sizes.mappings)),
             memories: narrow(ranges),
             cqe: sizes.cqe,
         };
@@ -173,13 +191,11 @@ impl Plan {
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
         let staging = sizes.staging.saturating_mul(STAGE_BYTES as usize);
-        let bytes = [messages, staging]
-            .into_iter()
-            .chain(exported)
+        let paged = |sum: usize, bytes: usize| sum.saturating_add(bytes.saturating_add(PAGE));
+        let own_bytes = [messages, staging].into_iter().fold(0, paged);
+        let bytes = exported
             .chain(application.iter().copied())
-            .fold(0_usize, |sum, bytes| {
-                sum.saturating_add(bytes.saturating_add(PAGE))
-            });
+            .fold(own_bytes, paged);
         Ok(Needs {
             shape,
             sizes,
@@ -187,12 +203,13 @@ impl Plan {
             device,
             messages,
             staging,
+            own_bytes,
             bytes,
         })
     }
 }
 
-/// How much of everything one node needs.
+/// How much of everything one core of a node needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     pub(crate) shape: Shape,
@@ -203,7 +220,9 @@ pub(crate) struct Needs {
     pub(crate) messages: usize,
     /// Bytes of staging buffers.
     pub(crate) staging: usize,
-    /// Bytes of its arena, exported files aside.
+    /// Bytes of its arena, if it is not the node's first core.
+    pub(crate) own_bytes: usize,
+    /// Bytes of the first core's arena, exported files aside.
     pub(crate) bytes: usize,
 }
 
@@ -273,6 +292,29 @@ fn lowered(wanted: Shape, shape: Shape, profile: &Profile) -> Option<String> {
     Some(format!("{}: {}", limits.join("; "), changes.join(", ")))
 }
 
+/// What outlives a transfer.
+fn exposure(config: &Config, shape: &Shape) -> Option<String> {
+    if config.memory.exposure == config::Exposure::Arena {
+        return Some(String::from(
+            "exposure = \"arena\": a peer that is told the key of the arena reaches all of it for as long as the node \
+             runs",
+        ));
+    }
+    let tunables = &config.tunables;
+    let again = if tunables.fmr_cache {
+        "and may serve the next transfer of the same memory"
+    } else {
+        "and serves no other transfer"
+    };
+    (shape.mappings != 0).then(|| {
+        format!(
+            "mappings: up to {} keys of a core are alive when their transfers have ended; each stays so until {} stand \
+             unused (fmr_flush_trigger), {again} (fmr_cache = {})",
+            shape.mappings, tunables.fmr_flush_trigger, tunables.fmr_cache
+        )
+    })
+}
+
 /// Whether a source can be registered for the device's own use.
 const fn registers_sources(profile: &Profile) -> bool {
     let capabilities = &profile.capabilities;
@@ -286,6 +328,9 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
     let mut profile = profile_of(device.profile).ok_or(NodeError::UnknownDevice)?;
     if let Some(given) = device.max_qp {
         profile.max_qp = given;
+    }
+    if let Some(given) = device.granted_send_wr {
+        profile.granted_send_wr = given;
     }
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
@@ -318,10 +363,36 @@ pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
     })
 }
 
-/// One connection in each direction with every other node.
-pub(crate) const fn connections(nodes: usize) -> usize {
-    let others = nodes.saturating_sub(1);
-    if others == 0 { 1 } else { 2 * others }
+/// Connections that a core must hold: those that a node makes to every other and those that come from there, shared out
+/// over its cores; the most of any node.
+pub(crate) fn connections(config: &Config) -> usize {
+    let conns = |node: &config::Node| usize::from(node.conns_per_peer);
+    let sum: usize = config.nodes.iter().map(conns).sum();
+    let others = config.nodes.len().saturating_sub(1);
+    config
+        .nodes
+        .iter()
+        .map(|node| {
+            let all = conns(node) * others + (sum - conns(node));
+            all.div_ceil(cores_of(node))
+        })
+        .fold(1, usize::max)
+}
+
+/// How many cores poll for a node.
+pub(crate) fn cores_of(node: &config::Node) -> usize {
+    match &node.cores {
+        config::Cores::Auto => 1,
+        config::Cores::Listed(cores) => cores.len().max(1),
+    }
+}
+
+/// The core that is the `nth` of a node in the order of the file.
+pub(crate) fn nth_of(node: &config::Node, core: usize) -> usize {
+    match &node.cores {
+        config::Cores::Auto => 0,
+        config::Cores::Listed(cores) => cores.iter().position(|own| *own == core).unwrap_or(0),
+    }
 }
 
 /// Transfers of an application that may wait for their turn.
@@ -333,25 +404,6 @@ fn waiting(config: &Config) -> usize {
     });
     let most = jobs.flatten().max().unwrap_or(0);
     usize::try_from(most).unwrap_or(0).max(64)
-}
-
-/// A node's memory belongs to the core that polls for it, so there is one.
-fn one_core_each(config: &Config, placement: &Placement) -> Result<(), NodeError> {
-    for (index, node) in config.nodes.iter().enumerate() {
-        let cores: Vec<usize> = placement
-            .threads
-            .iter()
-            .filter(|thread| thread.nodes.contains(&index))
-            .map(|thread| thread.core)
-            .collect();
-        if cores.len() > 1 {
-            return Err(NodeError::SeveralCores {
-                node: node.nid,
-                cores,
-            });
-        }
-    }
-    Ok(())
 }
 
 /// Two nodes that write to one export would each find what the other has written.
@@ -456,6 +508,7 @@ mod tests {
             waiting: 1,
             windows: 1,
             staging: 0,
+            mappings: 0,
             register_source_from: 0,
             entries: 1,
         };
@@ -465,10 +518,18 @@ mod tests {
     }
 
     #[test]
-    fn several_cores_for_one_node_are_refused_by_name() {
-        let error = plan(&nodes("", "cores = [0, 1]")).unwrap_err();
-        assert!(matches!(error, NodeError::SeveralCores { .. }));
-        assert!(error.to_string().contains("10.0.0.1@o2ib"), "{error}");
+    fn connections_are_shared_out_over_the_cores_of_a_node() {
+        let of = |first: &str, tunables: &str| {
+            let text = format!("[tunables]\n{tunables}\n{}", nodes("", first));
+            plan(&text).unwrap().shape.connections
+        };
+        assert_eq!(of("", ""), 2);
+        assert_eq!(of("conns_per_peer = 3", ""), 4);
+        assert_eq!(of("", "conns_per_peer = 4"), 8);
+        // The second node has one core for all eight.
+        assert_eq!(of("cores = [0, 1]", "conns_per_peer = 4"), 8);
+        let both = nodes("", "cores = [0]\nconns_per_peer = 2");
+        assert_eq!(plan(&both).unwrap().shape.windows, 2 * 3 * 8);
     }
 
     #[test]

@@ -70,6 +70,8 @@ pub struct Soft {
     pub max_windows: Option<u32>,
     /// Most queue pairs of one core, 1 to 2^20.
     pub max_qp: Option<u32>,
+    /// Most send work requests that a queue pair really gets, whatever `max_send_wr` promises, 16 to 65536 (LU-10213).
+    pub granted_send_wr: Option<u32>,
 }
 
 /// Which card the software device behaves like.
@@ -169,12 +171,29 @@ pub struct Tunables {
     /// A source of so many ranges is registered, where the device can do that for itself, and written with one WRITE; 0
     /// never, 0 to 257. Default 0: on the software device gathering is faster for any number of ranges.
     pub register_sources_from: u16,
+    /// Mappings of one core, on a device that has no registration of its own (`mthca`), 0 to 65536; 0 keeps none.
+    /// Default 512.
+    pub fmr_pool_size: u32,
+    /// Unused mappings are unmapped when so many of them stand, 1 to `fmr_pool_size`. Default three quarters of it.
+    pub fmr_flush_trigger: u32,
+    /// A mapping may serve another transfer of the same memory. Default true.
+    pub fmr_cache: bool,
     /// A transfer's deadline, and how long a peer may be silent. Default 50 s.
     pub timeout: Duration,
     /// How long past its deadline a transfer holds its key before its connection is closed. Default 50 s.
     pub abandon_limit: Duration,
     /// A connection idle for this long sends a NOOP. Default 100 s.
     pub keepalive: Duration,
+    /// Connections that a node makes to each peer of its jobs, 1 to 64; its transfers are spread over them. Default 1.
+    pub conns_per_peer: u8,
+    /// How often in a row a node tries to make a connection again that it has lost, 0 to 10000; 0 gives up at once.
+    /// Default 20.
+    pub reconnects: u16,
+    /// The pause before the second of these attempts; the first is made at once, and each later pause is twice the one
+    /// before, 1 ms to 1 h. Default 100 ms.
+    pub min_reconnect: Duration,
+    /// The longest such pause, 1 ms to 1 h. Default 1 s, ko2iblnd's pause.
+    pub max_reconnect: Duration,
     /// WRITEs posted at a time for one transfer, 1 to 64; more go in instalments. Default 4.
     pub concurrent_writes: u8,
     /// What a polling thread does that found nothing to do.
@@ -199,6 +218,8 @@ pub struct Node {
     pub nid: Nid,
     /// Where it polls.
     pub cores: Cores,
+    /// Connections that it makes to each peer of its jobs. Default: [`Tunables::conns_per_peer`].
+    pub conns_per_peer: u8,
     /// What it does with a peer that is o2poll too, and never with a kernel.
     pub extensions: Extensions,
     /// What peers may reach.
@@ -233,7 +254,8 @@ impl Default for Extensions {
 pub enum Cores {
     /// [`Config::placement`](crate::Config::placement) chooses one.
     Auto,
-    /// These, each allowed to this process and named once; never empty.
+    /// These, each allowed to this process and named once; never empty. One polling thread each; connections go to
+    /// the one that has fewest.
     Listed(Vec<usize>),
 }
 
@@ -351,6 +373,8 @@ pub struct CopyJob {
     pub transfer: u32,
     /// Transfers at a time, 1 to [`MAX_IN_FLIGHT`]. Default: peer_credits.
     pub in_flight: u32,
+    /// A transfer that fails with its connection is made again. Default true.
+    pub repeat: bool,
 }
 
 /// `[node.workload]`: PUTs and GETs of mixed sizes, for a while.
@@ -372,6 +396,8 @@ pub struct Workload {
     pub verify: bool,
     /// Of sizes, order and contents. Default 1.
     pub seed: u64,
+    /// A transfer that fails with its connection is made again. Default true.
+    pub repeat: bool,
 }
 
 impl Workload {

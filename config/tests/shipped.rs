@@ -92,6 +92,11 @@ fn a_file_says_what_it_says() {
     let tunables = &config.tunables;
     assert_eq!((tunables.map_on_demand, tunables.max_frags), (32, 16));
     assert_eq!(tunables.register_sources_from, 64);
+    assert_eq!(
+        (tunables.fmr_pool_size, tunables.fmr_flush_trigger),
+        (100, 75)
+    );
+    assert!(!tunables.fmr_cache);
     assert_eq!((tunables.peer_credits, tunables.peer_credits_hiw), (32, 16));
     assert_eq!(
         (tunables.timeout.as_millis(), tunables.keepalive.as_secs()),
@@ -157,6 +162,11 @@ fn a_file_that_says_nothing_exposes_nothing() {
     assert_eq!(config.memory.exposure, Exposure::None);
     let tunables = &config.tunables;
     assert_eq!((tunables.map_on_demand, tunables.max_frags), (1, 257));
+    assert_eq!(
+        (tunables.fmr_pool_size, tunables.fmr_flush_trigger),
+        (512, 384)
+    );
+    assert!(tunables.fmr_cache);
 }
 
 #[test]
@@ -246,6 +256,8 @@ staging = 0
 peer_credits = 32
 map_on_demand = 32
 register_sources_from = 64
+fmr_pool_size = 100
+fmr_cache = false
 max_frags = 16
 timeout = "1500ms"
 keepalive = 30

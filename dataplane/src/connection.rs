@@ -232,6 +232,8 @@ pub struct Connection<'a> {
     pub(crate) invalidates: Queue,
     /// Transfers with data in a staging buffer.
     pub(crate) copies: Queue,
+    /// Transfers whose sink is being mapped, or waits for that.
+    pub(crate) mappings: Queue,
     /// Incoming messages that wait for a slot of ours.
     pub(crate) held: Queue,
     /// REPLYs that came as a PUT_REQ and wait for a window or a slot. They never wait behind `held`: the peer
@@ -247,6 +249,8 @@ pub struct Connection<'a> {
     pub(crate) noops: heapless::Deque<Posted<'a>, MAX_NOOPS>,
     pub(crate) posted_receives: u16,
     pub(crate) last_sent: Instant,
+    /// Send work requests of its queue pair: as its depth needs, which may be less than the core's deepest.
+    pub(crate) send_wr: u32,
     /// Free-running indices of the record of what is on the send queue.
     pub(crate) head: u32,
     pub(crate) tail: u32,
@@ -281,6 +285,7 @@ impl Connection<'_> {
             answers: Queue::new(),
             invalidates: Queue::new(),
             copies: Queue::new(),
+            mappings: Queue::new(),
             held: Queue::new(),
             held_replies: Queue::new(),
             reposts: Queue::new(),
@@ -289,6 +294,7 @@ impl Connection<'_> {
             noops: heapless::Deque::new(),
             posted_receives: 0,
             last_sent: now,
+            send_wr: 0,
             head: 0,
             tail: 0,
             draining: false,
@@ -337,6 +343,7 @@ impl Connection<'_> {
             || !self.answers.is_empty()
             || !self.invalidates.is_empty()
             || !self.copies.is_empty()
+            || !self.mappings.is_empty()
             || !self.held.is_empty()
             || !self.held_replies.is_empty()
             || !self.reposts.is_empty()

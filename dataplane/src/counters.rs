@@ -90,6 +90,8 @@ counters! {
     page_lists,
     /// Sinks registered by window.
     windows,
+    /// Sinks covered by a mapping of the pool.
+    mappings,
     /// Sinks described by the key of the arena.
     arenas,
     /// Sinks whose data came through a staging buffer.
@@ -102,13 +104,28 @@ counters! {
     source_lists,
     /// 1 once a peer has been told the key of the arena.
     arena_exposed,
+    /// Mappings that a transfer found in the pool, live or on their way.
+    mapping_hits,
+    /// Mappings that the control side was asked for.
+    mapping_misses,
+    /// Mappings that the control side could not make.
+    mapping_refusals,
+    /// Batches of mappings that were unmapped.
+    mapping_flushes,
+    /// Mappings that were unmapped.
+    mappings_unmapped,
+    /// Mappings that are live now.
+    mappings_alive,
+    /// Mappings that are live now, whose keys peers were told, and that no transfer uses: what peers can reach beyond
+    /// their transfers.
+    mappings_exposed,
     /// Keys killed by our own invalidate.
     invalidations,
     /// Keys killed by the peer's SEND_WITH_INV.
     remote_invalidations,
     /// Windows given to the control side to be rebuilt.
     windows_broken,
-    /// Keys that a peer could use now.
+    /// Keys of single transfers that a peer could use now; the arena's and those of mappings are not in it.
     keys_alive,
     /// Transfers whose deadline passed.
     timeouts,

@@ -106,8 +106,8 @@ bitflags::bitflags! {
         const PAGES = 2;
         /// [`Layout::Window`]: one contiguous range (type-2 memory window).
         const WINDOW = 4;
-        /// None of a queue's: the control side makes windows that come with a live mapping, see
-        /// [`Nic::adopt_window`] (`ibv_reg_mr`, the FMR pools of old cards).
+        /// None of a queue's: the control side makes windows that come with a live mapping over whole pages, see
+        /// [`Nic::adopt_window`] (the FMR pools of old cards).
         const MAPPINGS = 8;
     }
 }
@@ -275,11 +275,11 @@ pub type Burst = heapless::Vec<Completion, 32>;
 pub struct Capabilities {
     /// Registration mechanisms.
     pub mechanisms: Mechanisms,
-    /// Most pieces of a [`Layout::Fragments`], and of a mapping that the control side makes.
+    /// Most pieces of a [`Layout::Fragments`].
     pub max_fragments: u32,
-    /// Most pages of a [`Layout::Pages`].
+    /// Most pages of a [`Layout::Pages`], and of a mapping that the control side makes.
     pub max_pages: u32,
-    /// Smallest log2 of a page size for [`Layout::Pages`].
+    /// Smallest log2 of a page size for [`Layout::Pages`]; log2 of that of a mapping.
     pub page_shift: u8,
     /// A key's address space starts at 0, not at a chosen `base` (UMR mkeys).
     pub zero_based: bool,
@@ -331,7 +331,8 @@ pub trait Nic {
     /// Takes a window over, with the key that is on the device now (its tag is the last used).
     ///
     /// With [`Mechanisms::MAPPINGS`] a window may come with a **live mapping**: the control side has put its key over
-    /// a list of ranges, laid end to end from a base address of its choice, with rights. Then the key returned
+    /// a list of ranges, laid end to end from a base address of its choice, with rights. They are whole pages but for the
+    /// start of the first and the end of the last, [`Capabilities::max_pages`] at most. Then the key returned
     /// is good on every queue pair of the protection domain from now on, and until
     /// [`retire_window`](Self::retire_window) and the control side have ended it: no REGISTER goes on its region, no
     /// INVALIDATE and no peer's SEND kills it.

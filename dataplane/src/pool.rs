@@ -348,15 +348,18 @@ impl<'a, T> Pool<'a, T> {
     /// Takes the oldest out of a queue.
     #[inline]
     pub fn pop_front(&mut self, queue: &mut Queue) -> Option<Handle> {
-        let handle = self.front(queue)?;
-        let slot = self.slots.get_mut(handle.index())?;
+        let length = queue.length.checked_sub(1)?;
+        let index = queue.head;
+        let slot = self.slots.get_mut(index as usize)?;
+        slot.value.as_ref()?;
+        // Of an empty queue nobody looks at the ends.
         queue.head = slot.next;
+        queue.length = length;
         slot.next = NONE;
-        queue.length = queue.length.wrapping_sub(1);
-        if queue.length == 0 {
-            *queue = Queue::new();
-        }
-        Some(handle)
+        Some(Handle {
+            index,
+            generation: slot.generation,
+        })
     }
 
     /// The oldest of a queue.

@@ -8,7 +8,7 @@
 use crate::endpoint::{Error, MatchBits, Portal, Token};
 use crate::memory::{Buffer, PageList, Posted};
 use crate::pool::Handle;
-use crate::registration::{Descriptor, Mechanism, Stage};
+use crate::registration::{Descriptor, Lease, Mechanism, Stage};
 use crate::time::Instant;
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Fragment, Located, Nid, Pid};
@@ -18,6 +18,10 @@ use crate::wire::{Fragment, Located, Nid, Pid};
 pub enum Phase {
     /// Its share of the queue pair: ours only, nothing is reserved yet.
     Waiting,
+    /// The mapping of its sink, which the control side makes, before it asks: ours only, a GET.
+    MapRequest,
+    /// The mapping of its sink, before it answers: a peer's PUT_REQ, or the REPLY of ours that came as one.
+    MapAnswer,
     /// A credit for its request.
     Request,
     /// PUT_ACK or PUT_NAK.
@@ -57,6 +61,12 @@ pub enum Phase {
 pub enum Input {
     /// It has its share, memory handle and buffer.
     Admitted,
+    /// It has all that, but its sink is yet to be mapped.
+    Unmapped,
+    /// Its sink is mapped.
+    Mapped,
+    /// Its sink cannot be mapped, or nobody waits for that any more; whoever asked is told otherwise.
+    Unmappable,
     /// Its PUT_REQ is on the send queue.
     PostedPutReq,
     /// Its GET_REQ is on the send queue.
@@ -106,6 +116,8 @@ pub enum Input {
 pub enum Step {
     /// Nothing.
     Wait,
+    /// Queue it for its mapping.
+    Map,
     /// Queue its request for a credit.
     Request,
     /// Queue its WRITEs and DONE.
@@ -137,7 +149,17 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
     use Phase as P;
     match (phase, input) {
         (P::Waiting, I::Admitted) => (P::Request, Step::Request),
+        (P::Waiting, I::Unmapped) => (P::MapRequest, Step::Map),
         (P::Waiting, I::Expired) => (P::Settling, Step::Finish),
+
+        (P::MapRequest, I::Mapped) => (P::Request, Step::Request),
+        // Nobody has been told of it. What the control side makes of it stays for the next.
+        (P::MapRequest, I::Unmappable | I::Expired) => (P::Settling, Step::Finish),
+
+        (P::MapAnswer, I::Mapped) => (P::Answer, Step::Answer),
+        // The peer waits for an answer: when this is over, it is a refusal, which may have to wait for its share.
+        (P::MapAnswer, I::Expired) => (P::MapAnswer, Step::Wait),
+        (P::MapAnswer, I::Unmappable) => (P::Settling, Step::Finish),
 
         (P::Request, I::PostedPutReq) => (P::AskedPut, Step::Wait),
         (P::Request, I::PostedGetReq) => (P::AskedGet, Step::Wait),
@@ -153,6 +175,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         (P::AskedReply, I::Reply) => (P::Settling, Step::Finish),
         (P::AskedReply, I::ReplyRequest) => (P::Answer, Step::Answer),
+        (P::AskedReply | P::Answer, I::Unmapped) => (P::MapAnswer, Step::Map),
         // No key is out: nothing can arrive that would need the memory. A late REPLY finds no handle.
         (P::AskedReply, I::Expired) => (P::Settling, Step::Finish),
 
@@ -189,6 +212,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -218,8 +243,9 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         | (P::Invalidating, I::Expired)
         | (P::Settling, I::Expired) => (phase, Step::Wait),
 
-        // The end of a send while the answer is what counts.
+        // The end of a send while the answer, or a mapping, is what counts.
         (P::AskedPut, I::Completed)
+        | (P::MapAnswer, I::Completed)
         | (P::AskedGet, I::Completed)
         | (P::AskedReply, I::Completed)
         | (P::AwaitAck, I::Completed)
@@ -231,6 +257,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         // An answer by cookie that this transfer does not wait for: wrong type, early, late or twice.
         (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedGet
             | P::AskedReply
@@ -248,6 +276,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedReply
@@ -265,6 +295,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -284,6 +316,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         // LNet's own answers by handle, not waited for.
         (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -301,6 +335,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -320,6 +356,9 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         (
             P::Lost | P::Rebuilding,
             I::Admitted
+            | I::Unmapped
+            | I::Mapped
+            | I::Unmappable
             | I::PostedPutReq
             | I::PostedGetReq
             | I::PostedGet
@@ -345,7 +384,9 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
 
         // The poller's own doing, which it does not do in these phases.
         (
-            P::Request
+            P::MapRequest
+            | P::MapAnswer
+            | P::Request
             | P::AskedPut
             | P::AskedGet
             | P::AskedReply
@@ -362,7 +403,44 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             I::Admitted,
         )
         | (
+            P::MapRequest
+            | P::MapAnswer
+            | P::Request
+            | P::AskedPut
+            | P::AskedGet
+            | P::Data
+            | P::Sent
+            | P::SentWantsAck
+            | P::AwaitAck
+            | P::Answered
+            | P::Invalidate
+            | P::Invalidating
+            | P::Copying
+            | P::Settling,
+            I::Unmapped,
+        )
+        | (
             P::Waiting
+            | P::Request
+            | P::AskedPut
+            | P::AskedGet
+            | P::AskedReply
+            | P::Data
+            | P::Sent
+            | P::SentWantsAck
+            | P::AwaitAck
+            | P::Answer
+            | P::Answered
+            | P::Invalidate
+            | P::Invalidating
+            | P::Copying
+            | P::Settling,
+            I::Mapped | I::Unmappable,
+        )
+        | (
+            P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::AskedPut
             | P::AskedGet
             | P::AskedReply
@@ -380,6 +458,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::AskedPut
             | P::AskedGet
             | P::AskedReply
@@ -395,6 +475,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::AskedPut
             | P::AskedGet
             | P::AskedReply
@@ -411,6 +493,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -428,6 +512,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -445,6 +531,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -461,6 +549,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -478,6 +568,8 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
         )
         | (
             P::Waiting
+            | P::MapRequest
+            | P::MapAnswer
             | P::Request
             | P::AskedPut
             | P::AskedGet
@@ -493,7 +585,7 @@ pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
             | P::Copying,
             I::Revoked,
         )
-        | (P::Waiting | P::Request, I::Completed) => (phase, Step::Ignore),
+        | (P::Waiting | P::MapRequest | P::Request, I::Completed) => (phase, Step::Ignore),
     }
 }
 
@@ -614,6 +706,10 @@ pub struct Transfer<'a> {
     /// How its sink is covered; `None` where it has no sink, or none yet.
     pub(crate) mechanism: Option<Mechanism>,
     pub(crate) stage: Option<Stage<'a>>,
+    /// The mapping that it uses or waits for.
+    pub(crate) mapping: Option<Lease>,
+    /// When it last looked for one: [`Mappings::epoch`](crate::registration::Mappings::epoch), as it was then.
+    pub(crate) looked: Option<u32>,
     pub(crate) message: Option<Message<'a>>,
     /// The peer's name for it, to echo.
     pub(crate) cookie: u64,
@@ -645,8 +741,10 @@ pub struct Transfer<'a> {
 mod tests {
     use super::{Input, Phase, Step, step};
 
-    const PHASES: [Phase; 17] = [
+    const PHASES: [Phase; 19] = [
         Phase::Waiting,
+        Phase::MapRequest,
+        Phase::MapAnswer,
         Phase::Request,
         Phase::AskedPut,
         Phase::AskedGet,
@@ -664,8 +762,11 @@ mod tests {
         Phase::Lost,
         Phase::Rebuilding,
     ];
-    const INPUTS: [Input; 22] = [
+    const INPUTS: [Input; 25] = [
         Input::Admitted,
+        Input::Unmapped,
+        Input::Mapped,
+        Input::Unmappable,
         Input::PostedPutReq,
         Input::PostedGetReq,
         Input::PostedGet,
@@ -747,6 +848,27 @@ mod tests {
                 I::Dead,
             ],
             &[I::Admitted, I::PostedGetReq, I::GetDone, I::Dead],
+            // The same, with a mapping that the control side makes, and with one that it cannot make.
+            &[I::Unmapped, I::Mapped, I::PostedGetReq, I::GetDone, I::Dead],
+            &[I::Unmapped, I::Unmappable],
+            &[I::Unmapped, I::Expired],
+            &[
+                I::Admitted,
+                I::PostedGet,
+                I::Unmapped,
+                I::Completed,
+                I::Mapped,
+                I::PostedPutAck,
+                I::PutDone,
+                I::Dead,
+            ],
+            &[
+                I::Admitted,
+                I::PostedGet,
+                I::Unmapped,
+                I::Expired,
+                I::Unmappable,
+            ],
             // GET as a message: the REPLY in a message, and in a PUT_REQ.
             &[I::Admitted, I::PostedGet, I::Completed, I::Reply],
             &[

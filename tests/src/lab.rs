@@ -361,6 +361,7 @@ impl Lab {
     /// keys, and the device's queues. Events that come meanwhile are dropped.
     pub fn end(mut self) -> Vec<Reason> {
         self.node.keep_broken = false;
+        self.node.maps.hold = false;
         self.node.order(Order::Stop);
         let ended = self.until(10_000_000, |lab| {
             while lab.node.events.pop().is_some() {}
@@ -369,6 +370,10 @@ impl Lab {
         assert!(ended, "not stopped: {}", self.picture());
         assert_eq!(self.node.stopped, Some(Leftovers::default()));
         assert_eq!(self.node.retired, self.setup.shape.windows);
+        let maps = &self.node.maps;
+        assert_eq!(maps.made, maps.back, "every mapping comes back");
+        assert_eq!(self.node.counters.mappings_alive.get(), 0);
+        assert_eq!(self.node.counters.mappings_exposed.get(), 0);
         assert_eq!(self.node.counters.keys_alive.get(), 0);
         let gauges = self.node.poller.nic().gauges();
         assert_eq!(gauges, o2poll_soft::Gauges::default());

@@ -11,6 +11,7 @@ pub mod hostile;
 pub mod job;
 pub mod lab;
 pub mod lend;
+pub mod maps;
 pub mod mover;
 pub mod node;
 pub mod plot;

@@ -8,7 +8,7 @@ use o2poll_dataplane::memory::Buffer;
 use o2poll_dataplane::nic::{Fault, RKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
-use o2poll_dataplane::registration::STAGE_BYTES;
+use o2poll_dataplane::registration::{STAGE_BYTES, Ways};
 use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Instant;
 use o2poll_hal::clock::Clock;
@@ -18,6 +18,7 @@ use o2poll_soft::{Lossy, Ports, Soft, Window};
 use crate::Arena;
 use crate::book::{Events, Submissions, keep};
 use crate::lend::{lend, lend_one};
+use crate::maps::Maps;
 use crate::tap::Tap;
 use crate::world::Setup;
 
@@ -66,6 +67,8 @@ pub struct Node {
     pub broken: Vec<(Window, Option<Handle>)>,
     /// Windows given up.
     pub retired: usize,
+    /// The control side of the pool of mappings.
+    pub maps: Maps,
     /// What was left at the end.
     pub stopped: Option<Leftovers>,
 }
@@ -95,7 +98,7 @@ impl Node {
             queue_pairs: u32::try_from(sizes.connections).expect("few"),
             send_wr: sizes.send_wr,
             recv_wr: sizes.recv_wr,
-            windows: u32::try_from(sizes.regions).expect("few"),
+            windows: u32::try_from(sizes.regions + sizes.mappings).expect("few"),
             memories: 4,
             cqe: sizes.cqe - setup.short.completions,
         };
@@ -128,6 +131,8 @@ impl Node {
             receives: lend(sizes.receives, Slot::vacant),
             regions: lend(sizes.regions, || None),
             staging: lend(sizes.staging, || Some(arena.take(STAGE_BYTES as usize, 0))),
+            mappings: lend(sizes.mappings, Slot::vacant),
+            ways: lend(sizes.ways, Ways::default),
             entries: lend(sizes.entries, Slot::vacant),
             messages: lend(sizes.messages, || {
                 Some(Buffer::new(arena.take(4096, 0)).expect("long enough"))
@@ -135,8 +140,10 @@ impl Node {
             sends: lend(sizes.sends, || WrId(0)),
             counters,
         };
-        let (orders, orders_in) = ring_of((setup.shape.windows + 16).next_power_of_two().max(64));
-        let (reports_out, reports) = ring_of(setup.reports);
+        let orders = setup.shape.windows + setup.shape.mappings + 16;
+        let (orders, orders_in) = ring_of(orders.next_power_of_two().max(64));
+        let pooled = if sizes.mappings == 0 { 0 } else { 512 };
+        let (reports_out, reports) = ring_of(setup.reports.max(pooled));
         let (submissions, submissions_in) = ring_of(setup.events);
         let (events_out, events) = ring_of(setup.events);
         let ends = Ends {
@@ -171,6 +178,7 @@ impl Node {
             keep_broken: false,
             broken: Vec::new(),
             retired: 0,
+            maps: Maps::default(),
             stopped: None,
         };
         for _ in 0..sizes.regions {
@@ -218,8 +226,16 @@ impl Node {
                 } => self.gone.push((connection, why)),
                 Report::Broken { window, of } => self.broken.push((window, of)),
                 Report::Retired { .. } => self.retired += 1,
+                Report::Piece(piece) => self.maps.piece(piece),
+                Report::Map { of, base } => self.maps.map(of, base),
+                Report::Unmap { window } => self.maps.unmap(window),
+                Report::Flush => self.maps.flush(),
                 Report::Stopped(leftovers) => self.stopped = Some(leftovers),
             }
+        }
+        while let Some(order) = self.maps.answer() {
+            busy = true;
+            self.order(order);
         }
         if !self.keep_broken {
             for (_destroyed, of) in core::mem::take(&mut self.broken) {

@@ -165,7 +165,8 @@ impl Plot {
         let over_stage = exposed
             || has(Mechanisms::FRAGMENTS) && device.max_fragments != 0
             || has(Mechanisms::PAGES) && length.div_ceil(4096) <= device.max_pages
-            || has(Mechanisms::WINDOW);
+            || has(Mechanisms::WINDOW)
+            || has(Mechanisms::MAPPINGS) && length.div_ceil(4096) <= device.max_pages;
         self.has_key(device, offset, length)
             || exposed && runs <= max_frags
             || node.shape.staging != 0 && over_stage
@@ -190,7 +191,11 @@ impl Plot {
             && runs.iter().rev().skip(1).all(|(_, to)| to % page == 0);
         let has = |mechanism| device.mechanisms.contains(mechanism);
         has(Mechanisms::FRAGMENTS) && runs.len() <= device.max_fragments as usize
-            || has(Mechanisms::PAGES) && shaped && pages <= u64::from(device.max_pages)
+            || device
+                .mechanisms
+                .intersects(Mechanisms::PAGES | Mechanisms::MAPPINGS)
+                && shaped
+                && pages <= u64::from(device.max_pages)
             || has(Mechanisms::WINDOW) && runs.len() == 1
     }
 

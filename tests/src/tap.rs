@@ -5,8 +5,8 @@ use core::ops::{Deref, DerefMut};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, Nic, Qp, RKey, ReceiveQueue, Region, Rejected, Remote,
-    Rights, SendWr, Sge, WrId,
+    Burst, Capabilities, Completion, Fault, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
+    Rejected, Remote, Rights, SendWr, Sge, WrId,
 };
 use o2poll_dataplane::peer::Immediate;
 use o2poll_dataplane::wire::{Body, Message};
@@ -83,6 +83,8 @@ pub struct Tap<N> {
     receives: HashMap<WrId, (u32, Sge)>,
     live: HashSet<RKey>,
     keys: HashMap<u32, RKey>,
+    /// Keys that windows came with: those of mappings may be told again and again.
+    mapped: HashMap<u32, RKey>,
     /// Keys that were told to the peer since they were registered.
     told: HashSet<RKey>,
     dying: HashMap<WrId, RKey>,
@@ -109,6 +111,7 @@ impl<N: Nic> Tap<N> {
             receives: HashMap::new(),
             live: HashSet::new(),
             keys: HashMap::new(),
+            mapped: HashMap::new(),
             told: HashSet::new(),
             dying: HashMap::new(),
             late: false,
@@ -151,6 +154,7 @@ impl<N: Nic> Tap<N> {
         let key = sink.map(|sink| sink.key());
         if let Some(key) = key
             && self.arena != Some(key)
+            && !self.mapped.values().any(|mapped| *mapped == key)
         {
             assert!(self.live.contains(&key), "{key:?} told, not registered");
             assert!(
@@ -275,11 +279,17 @@ impl<N: Nic> Nic for Tap<N> {
     }
 
     fn adopt_window(&mut self, window: Self::Window) -> Result<(Region, RKey), Self::Window> {
-        self.inner.adopt_window(window)
+        let (region, key) = self.inner.adopt_window(window)?;
+        let maps = self.inner.capabilities().mechanisms;
+        if maps.contains(Mechanisms::MAPPINGS) && !self.quiet {
+            self.mapped.insert(region.0, key);
+        }
+        Ok((region, key))
     }
 
     fn retire_window(&mut self, region: Region) -> Option<Self::Window> {
         // Whatever key it had: the device says that it is dead from here on.
+        self.mapped.remove(&region.0);
         if let Some(key) = self.keys.remove(&region.0) {
             self.dead(key);
         }

@@ -4,6 +4,7 @@ use o2poll_dataplane::endpoint::{
     Entry, EntryOptions, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
 use o2poll_dataplane::memory::PageList;
+use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason, Shape};
 use o2poll_dataplane::pool::Handle;
@@ -85,12 +86,15 @@ impl Setup {
                 queue_depth: 8,
                 writes_at_once: 4,
                 waiting: 32,
-                windows: if profile.capabilities.max_windows < 16 {
+                windows: if has_mappings(&profile) {
+                    0
+                } else if profile.capabilities.max_windows < 16 {
                     profile.capabilities.max_windows as usize
                 } else {
                     16
                 },
                 staging: 0,
+                mappings: if has_mappings(&profile) { 16 } else { 0 },
                 register_source_from: 0,
                 entries: 8,
             },
@@ -118,6 +122,14 @@ impl Setup {
             quiet: false,
         }
     }
+}
+
+/// Whether nodes with this device have a pool of mappings.
+const fn has_mappings(profile: &Profile) -> bool {
+    profile
+        .capabilities
+        .mechanisms
+        .contains(Mechanisms::MAPPINGS)
 }
 
 /// Two nodes, joined.
@@ -256,6 +268,9 @@ impl World {
     /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
     /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
+        for node in &mut self.nodes {
+            node.maps.hold = false;
+        }
         let patience = 40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000));
         let (mut quiet, mut left) = (0, 200_000_u32);
         while quiet < patience {
@@ -270,7 +285,9 @@ impl World {
         let picture = self.picture();
         for (at, node) in self.nodes.iter_mut().enumerate() {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
-            assert_eq!(node.poller.nic().gauges().live_keys, 0);
+            // Mappings stay for the next transfer.
+            let mapped = node.counters.mappings_alive.get();
+            assert_eq!(node.poller.nic().gauges().live_keys as u64, mapped);
             assert_eq!(node.counters.keys_alive.get(), 0);
             assert_eq!(
                 ours.bulk, 0,
@@ -464,6 +481,7 @@ impl World {
         }
         let ended = self.until(100_000, |world| {
             for node in &mut world.nodes {
+                node.maps.hold = false;
                 while node.events.pop().is_some() {}
             }
             world.nodes.iter().all(|node| node.stopped.is_some())
@@ -480,6 +498,9 @@ impl World {
             node.events.audit();
             assert_eq!(node.stopped, Some(Leftovers::default()));
             assert_eq!(node.retired, windows);
+            assert_eq!(node.maps.made, node.maps.back, "every mapping comes back");
+            assert_eq!(node.counters.mappings_alive.get(), 0);
+            assert_eq!(node.counters.mappings_exposed.get(), 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
             assert_eq!(node.poller.nic().gauges(), o2poll_soft::Gauges::default());
         }

@@ -50,6 +50,7 @@ fn setup([card, exposure, credits, frags, _, writes]: Kind) -> Setup {
     setup.registration = EXPOSURES[exposure].map_or(Settings::PRIVATE, |map_on_demand| Settings {
         expose_arena: true,
         map_on_demand,
+        ..Settings::PRIVATE
     });
     setup.max_frags = MAX_FRAGS[frags];
     setup.shape.connections = 1;

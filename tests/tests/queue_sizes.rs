@@ -74,6 +74,7 @@ fn shape(queue_depth: u16, writes_at_once: u16, mode: Mode) -> Shape {
         waiting: 0,
         windows: 2 * usize::from(queue_depth),
         staging: 0,
+        mappings: 0,
         register_source_from: if mode == Mode::Registered { 2 } else { 0 },
         entries: 4,
     }

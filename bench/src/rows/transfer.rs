@@ -213,14 +213,11 @@ impl Load {
         }
     }
 
-    /// Full pipes for most of a sample, of 64 MiB or so at most.
+    /// Full pipes for most of a sample, and memory that is as the sample itself leaves it: what others have put in the
+    /// caches since the last one is gone after the first of many rounds. 128 MiB at most.
     fn granule(self) -> u64 {
-        let times = match self.length {
-            0..=4096 => 8,
-            4097..=65_536 => 4,
-            _ => 2,
-        };
-        u64::from(self.depth) * times
+        let most = (GRANULE / u64::from(self.length)).max(1);
+        (u64::from(self.depth) * 16).min(most)
     }
 
     fn build(self, row: Row) -> Row {
@@ -869,6 +866,9 @@ const IDLE: u32 = if cfg!(test) { 50 } else { 20_000 };
 
 /// Payload of each side in a cold row; several times any cache.
 const COLD: usize = if cfg!(test) { 16 << 20 } else { 256 << 20 };
+
+/// Most bytes of a granule.
+const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 128 << 20 };
 
 /// Buffers that the target writes between turns: half of a core's own cache.
 const FRESH: usize = 64;

@@ -9,6 +9,9 @@ pub(crate) fn keeps(config: &Config, machine: &Machine<'_>) {
     assert!(tunables.peer_credits >= 8 && (1..=257).contains(&tunables.max_frags));
     assert!(tunables.map_on_demand <= 256 && tunables.register_sources_from <= 257);
     assert!(config.memory.staging <= 256);
+    let pool = tunables.fmr_pool_size;
+    let trigger = tunables.fmr_flush_trigger;
+    assert!(pool <= 65_536 && (1..=65_536).contains(&trigger) && (pool == 0 || trigger <= pool));
     let Device::Soft(soft) = &config.device else {
         panic!("a software device");
     };

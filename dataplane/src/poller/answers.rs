@@ -326,7 +326,12 @@ impl<N: Nic> Poller<'_, N> {
             transfer.cookie = cookie;
             transfer.length = length;
         }
-        self.apply(handle, Input::ReplyRequest);
+        let input = if self.takes_mapping(handle) {
+            Input::Unmapped
+        } else {
+            Input::ReplyRequest
+        };
+        self.apply(handle, input);
         Ok(REPOST)
     }
 }

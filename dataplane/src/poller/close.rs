@@ -6,7 +6,7 @@ use crate::endpoint::{Error, Event, Incoming, Landed};
 use crate::nic::{Nic, RKey, Remote, SendWr, Status};
 use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
-use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
+use crate::transfer::{Input, Phase, Place, Role, Sink};
 use crate::wire::lnet::WireHandle;
 
 impl<'a, N: Nic> Poller<'a, N> {
@@ -60,6 +60,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some(stage) = state.stage.take() {
             self.stages.give(stage, false);
         }
+        if let Some(lease) = state.mapping.take() {
+            self.give_mapping(lease, true);
+        }
         // The data has landed: the application is told now, and the ACK goes its own way.
         self.landed(handle);
         self.apply(handle, Input::Admitted);
@@ -111,65 +114,51 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
-        // What it holds comes out, the rest stays where it is: a transfer is several cache lines long.
-        let Transfer {
-            connection,
-            role,
-            abandoned,
-            outcome,
-            reserved,
-            admitted,
-            token,
-            event,
-            ..
-        } = *transfer;
-        let place = core::mem::replace(&mut transfer.place, Place::Nothing);
-        let sink = core::mem::replace(&mut transfer.sink, Sink::None);
-        let (window, message) = (transfer.window.take(), transfer.message.take());
-        let stage = transfer.stage.take();
-        self.transfers.discard(handle);
-        if let Some(window) = window {
-            self.windows.give(window, role.is_own());
+        // What it holds goes straight to where it belongs, the rest stays where it is: a transfer is several cache lines
+        // long.
+        let (connection, own) = (transfer.connection, transfer.role.is_own());
+        if let Some(window) = transfer.window.take() {
+            self.windows.give(window, own);
         }
-        if let Some(stage) = stage {
-            self.stages.give(stage, role.is_own());
+        if let Some(stage) = transfer.stage.take() {
+            self.stages.give(stage, own);
         }
-        if let Some(message) = message {
+        if let Some(message) = transfer.message.take() {
             self.messages.give(message.into_buffer());
         }
-        if let Sink::Many {
-            receive,
-            message,
-            owe,
-            ..
-        } = sink
-        {
-            self.repost(connection, receive, message, owe);
-        }
         if let Some(state) = self.connections.get_mut(connection) {
-            if admitted {
-                let share = if role.is_own() {
+            if transfer.admitted {
+                let share = if own {
                     &mut state.own
                 } else {
                     &mut state.peers
                 };
                 *share = share.saturating_sub(1);
             }
-            if reserved {
+            if transfer.reserved {
                 state.credits.unreserve();
             }
         }
-        if role.is_own() {
+        let outcome = transfer.abandoned.map_or(transfer.outcome, Err);
+        if own {
             self.own = self.own.saturating_sub(1);
             self.counters.transfers.add(1);
+            if let Ok(bytes) = outcome {
+                self.counters.bytes.add(u64::from(bytes));
+            }
         } else {
             self.counters.peer_transfers.add(1);
         }
-        let outcome = abandoned.map_or(outcome, Err);
-        if let Ok(bytes) = outcome
-            && role.is_own()
-        {
-            self.counters.bytes.add(u64::from(bytes));
+        // What its peer may still write must not reach the next transfer.
+        let is_quiet =
+            transfer.abandoned.is_none() && transfer.outcome != Err(Error::ConnectionClosed);
+        let mapping = transfer.mapping.take();
+        let (token, event) = (transfer.token, transfer.event);
+        let place = core::mem::replace(&mut transfer.place, Place::Nothing);
+        let sink = core::mem::replace(&mut transfer.sink, Sink::None);
+        self.transfers.discard(handle);
+        if let Some(lease) = mapping {
+            self.give_mapping(lease, is_quiet);
         }
         if let Place::Own(memory) = place
             && event
@@ -179,6 +168,15 @@ impl<'a, N: Nic> Poller<'a, N> {
                 outcome,
                 memory,
             });
+        }
+        if let Sink::Many {
+            receive,
+            message,
+            owe,
+            ..
+        } = sink
+        {
+            self.repost(connection, receive, message, owe);
         }
         // Who waits for its share keeps the connection listed.
     }
@@ -199,6 +197,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             if self.transfers.unlink(queue, handle) {
                 return;
@@ -229,6 +228,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             &mut state.answers,
             &mut state.invalidates,
             &mut state.copies,
+            &mut state.mappings,
         ] {
             *queue = Queue::new();
         }
@@ -358,7 +358,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        if state.draining || state.on_send_queue() >= self.send_wr {
+        if state.draining || state.on_send_queue() >= state.send_wr {
             return;
         }
         let (qp, head) = (state.qp, state.head);
@@ -409,6 +409,10 @@ impl<'a, N: Nic> Poller<'a, N> {
         let busy =
             !self.connections.is_empty() || !self.transfers.is_empty() || !self.entries.is_empty();
         if busy || self.stopped {
+            return 0;
+        }
+        // The pool ends by its own road, once what was asked for has come.
+        if !self.mappings.is_empty() {
             return 0;
         }
         while self.ends.reports.free() > 1

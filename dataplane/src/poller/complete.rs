@@ -195,6 +195,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Step::Invalidate => self.enqueue(connection, handle),
+            Step::Map => self.enqueue_map(connection, handle),
             Step::Copy => self.enqueue_copy(connection, handle),
             Step::Finish => self.finish(handle),
             Step::Violation => self.close(connection, Reason::UnexpectedAnswer),

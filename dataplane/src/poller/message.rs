@@ -3,7 +3,7 @@
 
 use super::Poller;
 use super::record::{Link, What};
-use super::send::link_of;
+use super::send::{link_of, note};
 use super::sink::{describe, source_region};
 use crate::memory::PageList;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, Sge};
@@ -226,8 +226,16 @@ impl<N: Nic> Poller<'_, N> {
             invalidate,
         };
         transfer.message = Some(Slot::Posted(posted));
+        transfer.in_flight = transfer.in_flight.saturating_add(1);
         self.nic.queue(qp, id, signalled, wr);
-        self.link(connection, link, id);
+        note(
+            &mut self.record,
+            &mut self.chain,
+            connection,
+            state,
+            link,
+            id,
+        );
     }
 }
 

@@ -6,6 +6,7 @@
 mod answers;
 mod close;
 mod complete;
+mod map;
 mod message;
 mod obey;
 mod receive;
@@ -20,11 +21,13 @@ use crate::connection::{Connection, Credits};
 use crate::counters::Counters;
 use crate::endpoint::{Event, Submission};
 use crate::memory::{Buffer, Copier, Posted, Range};
-use crate::nic::{Capabilities, Fault, Nic, WrId};
+use crate::nic::{Capabilities, Fault, Nic, Sge, WrId};
 use crate::peer::Terms;
 use crate::pool::{Handle, Pool, Queue, Slot};
 use crate::portal::Attached;
-use crate::registration::{Descriptor, STAGE_BYTES, Scratch, Settings, Stages};
+use crate::registration::{
+    Descriptor, Mapping, Mappings, STAGE_BYTES, Scratch, Settings, Stages, Ways,
+};
 use crate::ring::{Consumer, Producer};
 use crate::time::{Instant, Ticks};
 use crate::transfer::Transfer;
@@ -35,7 +38,8 @@ use record::{Chain, Hand, Record, Stack, Windows};
 pub enum Order<N: Nic> {
     /// Serve this queue pair. Answered by [`Report::Ready`] or [`Report::Refused`].
     Adopt {
-        /// Made on this core's protection domain and completion queue.
+        /// Made on this core's protection domain and completion queue, with room for what the terms' depth needs
+        /// ([`Shape::sizes`]).
         qp: N::QueuePair,
         /// What is agreed so far; on the connecting side the peer's part comes with
         /// [`Order::Establish`], and messages that arrive before it wait.
@@ -65,6 +69,20 @@ pub enum Order<N: Nic> {
         /// As in the report; `None` for a new one.
         of: Option<Handle>,
     },
+    /// The window with the live mapping that [`Report::Map`] asked for.
+    Mapped {
+        /// The window.
+        window: N::Window,
+        /// As in the report.
+        of: Handle,
+    },
+    /// The mapping that [`Report::Map`] asked for cannot be made.
+    NotMapped {
+        /// As in the report.
+        of: Handle,
+    },
+    /// Every mapping of the batch that [`Report::Flush`] ended is unmapped, and its key dead.
+    Unmapped,
     /// End all connections, give up all windows. Answered by [`Report::Stopped`].
     Stop,
 }
@@ -84,6 +102,8 @@ pub enum Report<N: Nic> {
         qp: N::QueuePair,
         /// As in the order.
         token: u64,
+        /// It was the device that refused it: it may take one of less depth.
+        by_device: bool,
     },
     /// The connection has ended and is drained.
     Gone {
@@ -104,6 +124,23 @@ pub enum Report<N: Nic> {
         /// Who waits for it.
         of: Option<Handle>,
     },
+    /// One of the ranges that the next [`Report::Map`] is about, in order.
+    Piece(Sge),
+    /// Put a key with LOCAL_WRITE and REMOTE_WRITE over the pieces told since the last one, laid end to end: answered by
+    /// [`Order::Mapped`] or [`Order::NotMapped`].
+    Map {
+        /// Who waits for it.
+        of: Handle,
+        /// Address of the first byte in the key's address space.
+        base: u64,
+    },
+    /// A window with a live mapping that nobody uses: one of the batch that the next [`Report::Flush`] ends.
+    Unmap {
+        /// To be destroyed, with the others.
+        window: N::Window,
+    },
+    /// Destroy the windows of the batch, all at once. Answered by [`Order::Unmapped`].
+    Flush,
     /// A window given up at the end; no key of it is alive.
     Retired {
         /// To be destroyed.
@@ -130,6 +167,8 @@ pub struct Leftovers {
     pub windows: usize,
     /// Staging buffers that a transfer holds.
     pub staging: usize,
+    /// Mappings, used or not.
+    pub mappings: usize,
     /// Event slots reserved.
     pub events: usize,
 }
@@ -139,7 +178,8 @@ pub struct Leftovers {
 pub struct Ends<'a, N: Nic> {
     /// From the control side.
     pub orders: Consumer<'a, Order<N>>,
-    /// To the control side. Holds at least two reports per connection and one per window.
+    /// To the control side. Holds at least two reports per connection and one per window; with a pool of mappings also
+    /// two more than the longest list has ranges.
     pub reports: Producer<'a, Report<N>>,
     /// From the application.
     pub submissions: Consumer<'a, Submission<'a>>,
@@ -160,6 +200,10 @@ pub struct Storage<'a> {
     /// Staging buffers of [`STAGE_BYTES`], all present at the start, registered with the device; each begins on a
     /// page. Exposed ones serve a device that has nothing but the arena's key.
     pub staging: &'a mut [Option<Range<'a>>],
+    /// The pool of mappings.
+    pub mappings: &'a mut [Slot<Mapping>],
+    /// Where mappings are looked up.
+    pub ways: &'a mut [Ways],
     /// Exported memory.
     pub entries: &'a mut [Slot<crate::portal::Attached<'a>>],
     /// Message buffers, all present at the start.
@@ -185,6 +229,8 @@ pub struct Shape {
     pub windows: usize,
     /// Staging buffers (`staging`).
     pub staging: usize,
+    /// Mappings (`fmr_pool_size`), on a device with [`Mechanisms::MAPPINGS`](crate::nic::Mechanisms::MAPPINGS).
+    pub mappings: usize,
     /// From how many ranges on a source is registered, on a device that can; 0: never. Costs two work requests per
     /// transfer.
     pub register_source_from: u16,
@@ -205,6 +251,10 @@ pub struct Sizes {
     pub regions: usize,
     /// [`Storage::staging`].
     pub staging: usize,
+    /// [`Storage::mappings`].
+    pub mappings: usize,
+    /// [`Storage::ways`].
+    pub ways: usize,
     /// [`Storage::entries`].
     pub entries: usize,
     /// [`Storage::messages`].
@@ -236,6 +286,15 @@ impl Shape {
             .saturating_add(3)
     }
 
+    /// Reports that the pool of mappings may want room for: what a list and a batch take.
+    #[must_use]
+    pub const fn reports_of_mappings(&self) -> usize {
+        match self.mappings {
+            0 => 0,
+            mappings => mappings.saturating_add(map::REPORTS),
+        }
+    }
+
     /// How long each slice must be.
     #[must_use]
     pub fn sizes(&self) -> Sizes {
@@ -255,6 +314,12 @@ impl Shape {
             receives,
             regions: self.windows,
             staging: self.staging,
+            mappings: self.mappings,
+            // Twice as many places as mappings, four to a set.
+            ways: match self.mappings {
+                0 => 0,
+                mappings => mappings.next_power_of_two().div_ceil(2),
+            },
             entries: self.entries,
             messages: receives
                 .saturating_add(shares)
@@ -347,7 +412,6 @@ pub struct Poller<'a, N: Nic> {
     nic: N,
     capabilities: Capabilities,
     limits: Limits,
-    send_wr: u32,
     ends: Ends<'a, N>,
     counters: &'a Counters,
     connections: Pool<'a, Connection<'a>>,
@@ -357,6 +421,7 @@ pub struct Poller<'a, N: Nic> {
     messages: Stack<'a>,
     windows: Windows<'a>,
     stages: Stages<'a>,
+    mappings: Mappings<'a>,
     /// From how many ranges on a source is registered.
     source_from: usize,
     copier: Copier,
@@ -400,6 +465,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             ("receives", storage.receives.len(), sizes.receives),
             ("regions", storage.regions.len(), sizes.regions),
             ("staging", whole(storage.staging), sizes.staging),
+            ("mappings", storage.mappings.len(), sizes.mappings),
+            ("ways", storage.ways.len(), sizes.ways),
+            (
+                "the report ring",
+                ends.reports.free(),
+                if sizes.mappings == 0 { 0 } else { map::REPORTS },
+            ),
             ("entries", storage.entries.len(), sizes.entries),
             ("messages", storage.messages.len(), sizes.messages),
             ("sends", storage.sends.len(), sizes.sends),
@@ -435,7 +507,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         let transfers = Pool::new(storage.transfers);
         Ok(Self {
             capabilities,
-            send_wr: sizes.send_wr,
             counters: storage.counters,
             connections: Pool::new(storage.connections),
             own_most: transfers.capacity().saturating_sub(shares),
@@ -446,6 +517,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             messages: Stack::new(storage.messages),
             windows: Windows::new(storage.regions),
             stages: Stages::new(storage.staging),
+            mappings: Mappings::new(
+                storage.mappings,
+                storage.ways,
+                usize::try_from(limits.registration.flush_trigger).unwrap_or(usize::MAX),
+                limits.registration.cache_mappings,
+            ),
             source_from: sink::source_from(
                 limits.shape.register_source_from,
                 &capabilities,
@@ -484,6 +561,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         work = work.saturating_add(self.complete(now)?);
         work = work.saturating_add(self.expire(now));
         work = work.saturating_add(self.send(now));
+        work = work.saturating_add(self.unmap());
         self.counters.polls.add(1);
         if work == 0 {
             self.counters.idle_polls.add(1);
@@ -510,6 +588,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             messages: self.messages.missing(),
             windows: self.windows.missing(),
             staging: self.stages.missing(),
+            mappings: self.mappings.len(),
             events: self.events_due,
         }
     }

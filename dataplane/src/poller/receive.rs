@@ -46,6 +46,10 @@ const _: () = assert!(PING_BYTES as usize == ping::BYTES);
 
 /// -ENODATA: no buffer matches.
 pub(super) const ENODATA: i32 = -61;
+/// -ENOMEM: the control side could not map the buffer.
+pub(super) const ENOMEM: i32 = -12;
+/// -ETIMEDOUT: it did not in time.
+pub(super) const ETIMEDOUT: i32 = -110;
 /// -EPROTONOSUPPORT: no mechanism covers the buffer.
 pub(super) const EPROTONOSUPPORT: i32 = -93;
 

@@ -77,6 +77,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             window: None,
             mechanism: None,
             stage: None,
+            mapping: None,
+            looked: None,
             message: None,
             cookie: 0,
             sink: Sink::None,
@@ -369,7 +371,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let answered = transfer.role == Role::Sink;
         if let Some(handle) = self.admit(transfer) {
-            self.apply(handle, Input::Completed);
+            let input = if self.takes_mapping(handle) {
+                Input::Unmapped
+            } else {
+                Input::Completed
+            };
+            self.apply(handle, input);
         }
         // After a PUT_ACK this receive is the one for the PUT_DONE, and the credit comes back after that.
         Ok(Then::Repost { owe: !answered })

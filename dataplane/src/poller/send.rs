@@ -1,10 +1,10 @@
 //! What goes out: per connection first what kills keys, then answers, then what needs credits, then a
 //! NOOP; one doorbell for all of it.
 
-use super::record::{CHAIN, Link, What};
+use super::record::{CHAIN, Chain, Link, Record, What};
 use super::sink::Cover;
 use super::{Poller, Received};
-use crate::connection::State;
+use crate::connection::{Connection, State};
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
 use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
@@ -26,7 +26,7 @@ impl<N: Nic> Poller<'_, N> {
             if self
                 .connections
                 .get(connection)
-                .is_some_and(crate::connection::Connection::has_work)
+                .is_some_and(Connection::has_work)
             {
                 self.list(connection);
             }
@@ -48,7 +48,8 @@ impl<N: Nic> Poller<'_, N> {
         let qp = state.qp;
         let held = !state.held.is_empty() || !state.held_replies.is_empty();
         let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
-        if reposts || held || waiting {
+        let mapping = !state.mappings.is_empty();
+        if reposts || held || waiting || mapping {
             if reposts {
                 work = work.saturating_add(self.retry_reposts(connection));
             }
@@ -58,6 +59,8 @@ impl<N: Nic> Poller<'_, N> {
             if waiting {
                 self.admit_waiting(connection);
             }
+            // Those that were admitted now may find theirs at once.
+            work = work.saturating_add(self.map_waiting(connection, now));
             if self
                 .connections
                 .get(connection)
@@ -133,10 +136,7 @@ impl<N: Nic> Poller<'_, N> {
             // last window could be what the peer's own request waits for, and the REPLY behind that.
             let is_sink = transfer.role == Role::Get && transfer.bulk;
             let length = transfer.length;
-            let mut cover = Cover {
-                window: None,
-                stage: None,
-            };
+            let mut cover = Cover::default();
             if self.messages.is_empty() {
                 self.counters.waits.add(1);
                 return;
@@ -169,10 +169,16 @@ impl<N: Nic> Poller<'_, N> {
             transfer.window = cover.window;
             transfer.stage = cover.stage;
             transfer.admitted = true;
+            transfer.queued = false;
             transfer.peer = (state.terms.peer, self.limits.pid);
             state.own = state.own.saturating_add(1);
             self.transfers.pop_front(&mut state.waiting);
-            self.apply(handle, Input::Admitted);
+            let input = if is_sink && self.takes_mapping(handle) {
+                Input::Unmapped
+            } else {
+                Input::Admitted
+            };
+            self.apply(handle, input);
         }
     }
 
@@ -190,23 +196,26 @@ impl<N: Nic> Poller<'_, N> {
                     self.transfers.push_back(&mut state.credited, handle);
                 }
             }
-            let room = room_of(self.send_wr, state.on_send_queue()) as usize;
+            let room = room_of(state.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            let invalidate = self.transfers.front(&state.invalidates);
-            let answer = self.transfers.front(&state.answers);
-            let request = if state.credits.available() > 0 {
+            let may_ask = state.credits.available() > 0 && !state.credited.is_empty();
+            let next = if !state.invalidates.is_empty() {
+                None
+            } else if !state.answers.is_empty() {
+                self.transfers.front(&state.answers)
+            } else if may_ask {
                 self.transfers.front(&state.credited)
             } else {
                 None
             };
             // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
             // one, with an invalidate in hand.
-            let step = match (invalidate, answer.or(request)) {
-                (None, Some(handle)) => {
+            let step = match next {
+                Some(handle) => {
                     let registers = self.source_from != usize::MAX;
                     step_of(self.transfers.get(handle), registers)
                 }
-                _ => 1,
+                None => 1,
             };
             if room < step {
                 return false;
@@ -215,15 +224,11 @@ impl<N: Nic> Poller<'_, N> {
                 return true;
             }
             let room = room.min(left);
-            if invalidate.is_some()
-                && let Some(handle) = self.transfers.pop_front(&mut state.invalidates)
-            {
+            if let Some(handle) = self.transfers.pop_front(&mut state.invalidates) {
                 self.invalidate(connection, qp, handle);
             } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
                 self.answer(connection, qp, handle, room);
-            } else if request.is_some()
-                && let Some(handle) = self.transfers.pop_front(&mut state.credited)
-            {
+            } else if may_ask && let Some(handle) = self.transfers.pop_front(&mut state.credited) {
                 self.request(connection, qp, handle);
             } else {
                 if state.wants_noop(false) {
@@ -234,27 +239,32 @@ impl<N: Nic> Poller<'_, N> {
         }
     }
 
-    /// Puts one work request on the open chain, the record and the chain's own list.
+    /// Puts one work request of a transfer on the open chain, the record and the chain's own list.
     #[inline]
     pub(super) fn link(&mut self, connection: Handle, link: Link, id: WrId) {
-        if let Some(state) = self.connections.get_mut(connection) {
-            self.record.set(connection, state.head, id);
-            state.head = state.head.wrapping_add(1);
-        }
-        if !matches!(link.what, What::Noop { .. })
+        if let Some(state) = self.connections.get_mut(connection)
             && let Some(transfer) = self.transfers.get_mut(link.handle)
         {
             transfer.in_flight = transfer.in_flight.saturating_add(1);
+            note(
+                &mut self.record,
+                &mut self.chain,
+                connection,
+                state,
+                link,
+                id,
+            );
         }
-        // `fill` keeps room for a whole step.
-        let _ = self.chain.push(link);
     }
 
     fn invalidate(&mut self, connection: Handle, qp: Qp, handle: Handle) {
-        let are_killed = self.is_told(connection);
-        let Some(transfer) = self.transfers.get_mut(handle) else {
+        let (Some(state), Some(transfer)) = (
+            self.connections.get_mut(connection),
+            self.transfers.get_mut(handle),
+        ) else {
             return;
         };
+        let are_killed = state.terms.keys_killed;
         transfer.queued = false;
         if transfer.phase == Phase::Data {
             // The DONE of a registered source was not taken: that goes first.
@@ -282,7 +292,15 @@ impl<N: Nic> Poller<'_, N> {
         self.nic
             .queue(qp, id, true, SendWr::Invalidate { key: window.key() });
         window.invalidating();
-        self.link(connection, link, id);
+        transfer.in_flight = transfer.in_flight.saturating_add(1);
+        note(
+            &mut self.record,
+            &mut self.chain,
+            connection,
+            state,
+            link,
+            id,
+        );
         self.apply(handle, Input::PostedInvalidate);
     }
 
@@ -340,25 +358,25 @@ impl<N: Nic> Poller<'_, N> {
 
     /// What needs a credit.
     fn request(&mut self, connection: Handle, qp: Qp, handle: Handle) {
-        let spent = self
-            .connections
-            .get_mut(connection)
-            .is_some_and(|state| state.credits.spend());
-        let Some(transfer) = self.transfers.get_mut(handle) else {
+        let (Some(state), Some(transfer)) = (
+            self.connections.get_mut(connection),
+            self.transfers.get_mut(handle),
+        ) else {
             return;
         };
         transfer.queued = false;
-        if !spent {
+        if !state.credits.spend() {
             return;
         }
         let (role, bulk) = (transfer.role, transfer.bulk);
+        // Whether no invalidate will tell of its messages.
+        let told = transfer.window.is_none() || state.terms.keys_killed;
         let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
         let is_sink = role == Role::Get && bulk;
         if is_sink {
             // What was chosen for it when it was admitted covers it.
             self.register(connection, qp, handle);
         }
-        let told = self.is_alone(handle) || self.is_told(connection);
         self.message(connection, qp, handle, told, true);
         let input = match (role, bulk) {
             (Role::Get, true) => Input::PostedGetReq,
@@ -413,7 +431,14 @@ impl<N: Nic> Poller<'_, N> {
             phase: Phase::Sent,
             cursor: Cursor::default(),
         };
-        self.link(connection, link, id);
+        note(
+            &mut self.record,
+            &mut self.chain,
+            connection,
+            state,
+            link,
+            id,
+        );
     }
 
     /// Sends a NOOP if nothing was sent for long.
@@ -423,8 +448,8 @@ impl<N: Nic> Poller<'_, N> {
             return;
         };
         let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
-        let (used, qp) = (state.on_send_queue(), state.qp);
-        if due && room_of(self.send_wr, used) != 0 {
+        let (room, qp) = (room_of(state.send_wr, state.on_send_queue()), state.qp);
+        if due && room != 0 {
             self.noop(connection, qp);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
@@ -564,6 +589,22 @@ const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
 /// Room on a send queue with so many requests. The last place is for the drain.
 const fn room_of(send_wr: u32, used: u32) -> u32 {
     send_wr.saturating_sub(1).saturating_sub(used)
+}
+
+/// One work request more on the send queue of a connection.
+#[inline]
+pub(super) fn note(
+    record: &mut Record<'_>,
+    chain: &mut Chain,
+    connection: Handle,
+    state: &mut Connection<'_>,
+    link: Link,
+    id: WrId,
+) {
+    record.set(connection, state.head, id);
+    state.head = state.head.wrapping_add(1);
+    // `fill` keeps room for a whole step.
+    let _ = chain.push(link);
 }
 
 pub(super) const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {

@@ -4,18 +4,19 @@
 use super::Poller;
 use super::message::{base_of, memory_of};
 use super::record::What;
-use super::send::link_of;
+use super::send::{link_of, note};
 use crate::endpoint::Error;
 use crate::memory::PageList;
 use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
-use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage};
+use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stock};
 use crate::transfer::{Input, Phase, Place, Transfer};
 use crate::wire::{self, Fragment};
 
 /// What a transfer holds for its sink: a window, a staging buffer, both, or neither.
+#[derive(Default)]
 pub(super) struct Cover<'a> {
     pub(super) window: Option<Descriptor>,
     pub(super) stage: Option<Stage<'a>>,
@@ -24,9 +25,12 @@ pub(super) struct Cover<'a> {
 impl<'a, N: Nic> Poller<'a, N> {
     /// What a connection with these terms may do with a sink.
     pub(super) const fn choices(&self, terms: &Terms) -> Choices {
-        let staging = self.stages.total() != 0;
+        let stock = Stock {
+            staging: self.stages.total() != 0,
+            mappings: self.mappings.total() != 0,
+        };
         let settings = self.limits.registration;
-        Choices::new(&self.capabilities, settings, terms.max_frags, staging)
+        Choices::new(&self.capabilities, settings, terms.max_frags, stock)
     }
 
     /// What becomes of a sink of this connection in exported memory.
@@ -82,6 +86,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             Mechanism::FragmentList => self.counters.fragment_lists.add(1),
             Mechanism::PageList => self.counters.page_lists.add(1),
             Mechanism::Window => self.counters.windows.add(1),
+            Mechanism::Mapping => self.counters.mappings.add(1),
             Mechanism::Arena => self.counters.arenas.add(1),
             Mechanism::Staging => self.counters.stagings.add(1),
         }
@@ -102,7 +107,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// Puts the transfer's key over its sink, if that is not done yet and there is one. False if what was chosen
     /// cannot.
     pub(super) fn register(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
-        let Some(state) = self.connections.get(connection) else {
+        let Some(state) = self.connections.get_mut(connection) else {
             return false;
         };
         let choices = &state.choices;
@@ -122,6 +127,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             // Its key is good for as long as the node runs, and from here on a peer knows it.
             self.counters.arena_exposed.set(1);
             return true;
+        }
+        if by == Mechanism::Mapping {
+            if let Some(lease) = transfer.mapping {
+                self.mappings.tell(lease.mapping);
+            }
+            return transfer.mapping.is_some();
         }
         // A chain that was taken in part: its REGISTER went, its message did not.
         if transfer
@@ -166,7 +177,15 @@ impl<'a, N: Nic> Poller<'a, N> {
         window.registered();
         let alive = self.counters.keys_alive.get();
         self.counters.keys_alive.set(alive.saturating_add(1));
-        self.link(connection, link, id);
+        transfer.in_flight = transfer.in_flight.saturating_add(1);
+        note(
+            &mut self.record,
+            &mut self.chain,
+            connection,
+            state,
+            link,
+            id,
+        );
         true
     }
 
@@ -325,7 +344,8 @@ pub(super) fn describe<'s, 'a>(
     scratch: &'s mut Scratch,
     one: &'s mut [Fragment; 1],
 ) -> wire::Descriptor<'s> {
-    let key = transfer.window.as_ref().map(Descriptor::key);
+    let mapped = transfer.mapping.and_then(|lease| lease.key);
+    let key = transfer.window.as_ref().map(Descriptor::key).or(mapped);
     let length = transfer.length;
     let [fragment] = one;
     if let Some(stage) = &transfer.stage {

@@ -16,6 +16,8 @@ pub enum Mechanism {
     PageList,
     /// One range under one key of this transfer: a type-2 memory window.
     Window,
+    /// Whole pages under a key that the control side made, and that outlives the transfer: FMR.
+    Mapping,
     /// The key of the arena, and one fragment for each range. Nothing is registered and nothing dies.
     Arena,
     /// One range of a staging buffer, under a key of whichever kind the device has; copied out afterwards.
@@ -30,6 +32,7 @@ impl Mechanism {
             Self::FragmentList => "fragment list",
             Self::PageList => "page list",
             Self::Window => "window",
+            Self::Mapping => "mapping",
             Self::Arena => "arena",
             Self::Staging => "staging",
         }
@@ -51,6 +54,8 @@ pub enum Why {
     PageShaped,
     /// It is one range, and the device has windows.
     Contiguous,
+    /// Its pieces are whole pages, and the control side can map so many.
+    Mappable,
     /// The arena is exposed, and the buffer has fewer fragments than `map_on_demand`.
     BelowMapOnDemand,
     /// The arena is exposed, and nothing else covers the buffer.
@@ -65,6 +70,9 @@ impl fmt::Display for Why {
             Self::FitsFragmentList => "the device takes a fragment list of that length",
             Self::PageShaped => "whole pages, and the device takes a page list of that length",
             Self::Contiguous => "one range, and the device has windows",
+            Self::Mappable => {
+                "whole pages, mapped by the control side: the key stays alive until it is flushed"
+            }
             Self::BelowMapOnDemand => "exposed, and fewer fragments than map_on_demand",
             Self::OnlyArena => "exposed, and nothing else covers it",
             Self::NoKeyCovers => "no key covers it: copied",
@@ -106,14 +114,29 @@ pub struct Settings {
     /// With that: a buffer of fewer fragments goes by the arena's key; from here on it is registered. 0: by the arena
     /// always; 1: only where nothing else covers it.
     pub map_on_demand: u16,
+    /// Unused mappings are unmapped when so many of them stand (`fmr_flush_trigger`).
+    pub flush_trigger: u32,
+    /// A mapping may serve another transfer of the same memory (`fmr_cache`).
+    pub cache_mappings: bool,
 }
 
 impl Settings {
-    /// Every sink has a key of its own.
+    /// The arena is not exposed, and mappings are kept as by ko2iblnd's defaults.
     pub const PRIVATE: Self = Self {
         expose_arena: false,
         map_on_demand: 1,
+        flush_trigger: 384,
+        cache_mappings: true,
     };
+}
+
+/// What a core has, besides its device, that a sink can go by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stock {
+    /// Staging buffers.
+    pub staging: bool,
+    /// A pool of mappings.
+    pub mappings: bool,
 }
 
 impl Default for Settings {
@@ -169,6 +192,8 @@ pub struct Choices {
     pages: usize,
     page_shift: u8,
     window: bool,
+    /// Most pages of a mapping; 0 where there are none.
+    mapped_pages: u32,
     /// Most fragments of a descriptor with the arena's key; 0 where it is not exposed.
     arena: usize,
     map_on_demand: usize,
@@ -177,14 +202,13 @@ pub struct Choices {
 }
 
 impl Choices {
-    /// The table for a device, what its node is set to, what was agreed with the peer (`max_frags`), and whether there
-    /// are staging buffers.
+    /// The table for a device, what its node is set to and has, and what was agreed with the peer (`max_frags`).
     #[must_use]
     pub const fn new(
         capabilities: &Capabilities,
         settings: Settings,
         max_frags: u16,
-        staging: bool,
+        stock: Stock,
     ) -> Self {
         let has = capabilities.mechanisms;
         let max_frags = max_frags as usize;
@@ -201,13 +225,18 @@ impl Choices {
             },
             page_shift: capabilities.page_shift,
             window: has.contains(Mechanisms::WINDOW),
+            mapped_pages: if has.contains(Mechanisms::MAPPINGS) && stock.mappings {
+                capabilities.max_pages
+            } else {
+                0
+            },
             arena: match settings.expose_arena {
                 true if max_frags < MAX_FRAGMENTS => max_frags,
                 true => MAX_FRAGMENTS,
                 false => 0,
             },
             map_on_demand: settings.map_on_demand as usize,
-            staging,
+            staging: stock.staging,
         }
     }
 
@@ -259,7 +288,7 @@ impl Choices {
         }
     }
 
-    /// A key of the transfer's own.
+    /// A key for these bytes alone, in the order of what it costs.
     const fn register(&self, outline: &Outline) -> Option<Choice> {
         if outline.fragments <= self.fragments {
             return Some(Choice {
@@ -281,7 +310,38 @@ impl Choices {
                 why: Why::Contiguous,
             });
         }
+        if let Some(pages) = outline.pages
+            && pages <= self.mapped_pages as usize
+        {
+            return Some(Choice {
+                mechanism: Mechanism::Mapping,
+                why: Why::Mappable,
+            });
+        }
         None
+    }
+
+    /// Longest list of pages that anything here takes.
+    const fn most_pages(&self) -> usize {
+        let mapped = self.mapped_pages as usize;
+        if self.pages > mapped {
+            self.pages
+        } else {
+            mapped
+        }
+    }
+
+    /// Bytes of a staging buffer that its mapping lies over: all of them, if so many can be mapped.
+    #[must_use]
+    pub const fn mapped_stage(&self) -> u32 {
+        let page = match 1_u32.checked_shl(self.page_shift as u32) {
+            Some(page) => page,
+            None => u32::MAX,
+        };
+        match self.mapped_pages.checked_mul(page) {
+            Some(most) if most < STAGE_BYTES => most,
+            _ => STAGE_BYTES,
+        }
     }
 
     /// What becomes of `length` bytes of `list` from `offset` on.
@@ -306,10 +366,9 @@ impl Choices {
                 why: Why::FitsFragmentList,
             });
         }
-        let most = if self.pages == 0 {
-            None
-        } else {
-            Some((self.pages, self.page_shift))
+        let most = match self.most_pages() {
+            0 => None,
+            pages => Some((pages, self.page_shift)),
         };
         let outline = scratch
             .outline(list.slice(offset, length), most, length, exposed)
@@ -322,15 +381,28 @@ impl Choices {
     pub const fn takes_window(&self, mechanism: Mechanism, length: u32) -> bool {
         match mechanism {
             Mechanism::FragmentList | Mechanism::PageList | Mechanism::Window => true,
-            Mechanism::Arena => false,
-            Mechanism::Staging => !matches!(self.over_stage(length), Some(Mechanism::Arena)),
+            Mechanism::Mapping | Mechanism::Arena => false,
+            Mechanism::Staging => !matches!(
+                self.over_stage(length),
+                Some(Mechanism::Mapping | Mechanism::Arena)
+            ),
+        }
+    }
+
+    /// Whether a sink so covered takes a mapping of the pool.
+    #[must_use]
+    pub const fn takes_mapping(&self, mechanism: Mechanism, length: u32) -> bool {
+        match mechanism {
+            Mechanism::Mapping => true,
+            Mechanism::Staging => matches!(self.over_stage(length), Some(Mechanism::Mapping)),
+            _ => false,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Choice, Choices, Mechanism, Outline, Refused, Settings, Why};
+    use super::{Choice, Choices, Mechanism, Outline, Refused, Settings, Stock, Why};
     use crate::nic::{Capabilities, Mechanisms};
     use crate::registration::scratch::tests::capabilities;
 
@@ -349,6 +421,14 @@ mod tests {
         Settings {
             expose_arena: true,
             map_on_demand,
+            ..Settings::PRIVATE
+        }
+    }
+
+    const fn stock(staging: bool) -> Stock {
+        Stock {
+            staging,
+            mappings: true,
         }
     }
 
@@ -363,7 +443,7 @@ mod tests {
             max_pages: 64,
             ..capabilities(mechanisms)
         };
-        Choices::new(&capabilities, settings, max_frags, staging)
+        Choices::new(&capabilities, settings, max_frags, stock(staging))
             .choose(&outline)
             .map(|Choice { mechanism, why }| (mechanism, why))
     }
@@ -508,7 +588,7 @@ mod tests {
             (Mechanisms::empty(), exposing(1), Some(Mechanism::Arena)),
             (Mechanisms::empty(), Settings::PRIVATE, None),
         ] {
-            let choices = Choices::new(&capabilities(mechanisms), settings, 257, true);
+            let choices = Choices::new(&capabilities(mechanisms), settings, 257, stock(true));
             assert_eq!(choices.over_stage(0x8000), expected);
             let takes = expected.is_some_and(|by| by != Mechanism::Arena);
             assert_eq!(
@@ -521,7 +601,7 @@ mod tests {
             &capabilities(Mechanisms::PAGES),
             Settings::PRIVATE,
             257,
-            true,
+            stock(true),
         );
         assert_eq!(choices.over_stage(0x8001), None);
         assert_eq!(choices.choose(&shape(3, None, false)), Err(Refused::NoKey));

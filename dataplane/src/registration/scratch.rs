@@ -127,10 +127,18 @@ impl Scratch {
                 })
             }
             Mechanism::Window if count == 1 => Some(Layout::Window(first)),
-            Mechanism::FragmentList | Mechanism::Window | Mechanism::Arena | Mechanism::Staging => {
-                None
-            }
+            Mechanism::FragmentList
+            | Mechanism::Window
+            | Mechanism::Mapping
+            | Mechanism::Arena
+            | Mechanism::Staging => None,
         }
+    }
+
+    /// Pieces, those that lie end to end as one; `None` for more than any list has.
+    pub fn joined(&mut self, pieces: impl Iterator<Item = Sge>) -> Option<&[Sge]> {
+        let count = self.gather(pieces)?;
+        self.pieces.get(..count)
     }
 
     /// Fragments of a descriptor with the arena's key.
@@ -212,7 +220,7 @@ pub(super) mod tests {
     use super::Scratch;
     use crate::memory::{PageList, Range};
     use crate::nic::{Capabilities, LKey, Layout, Mechanisms, Sge};
-    use crate::registration::{Choices, Mechanism, Refused, Settings};
+    use crate::registration::{Choices, Mechanism, Refused, Settings, Stock};
     use std::vec::Vec;
 
     pub(in crate::registration) fn capabilities(mechanisms: Mechanisms) -> Capabilities {
@@ -301,7 +309,8 @@ pub(super) mod tests {
         let mut scratch = Scratch::new();
         let by = Mechanism::FragmentList;
         let caps = capabilities(Mechanisms::all());
-        let table = |caps: &Capabilities| Choices::new(caps, Settings::PRIVATE, 257, false);
+        let table =
+            |caps: &Capabilities| Choices::new(caps, Settings::PRIVATE, 257, Stock::default());
         for (offset, length) in [(0, 400), (50, 350), (0, 399), (120, 10), (400, 0), (0, 0)] {
             let expected: Vec<_> = list.slice(offset, length).collect();
             let chosen = table(&caps).choose_for(&mut scratch, &list, offset, length);

@@ -7,12 +7,13 @@ use core::mem::{offset_of, size_of};
 use core::ptr::{null_mut, without_provenance_mut};
 
 use rdma_core_sys::inline::{
-    ibv_alloc_mw, ibv_alloc_td, ibv_inc_rkey, ibv_poll_cq, ibv_post_send, ibv_wr_complete,
-    ibv_wr_send, verbs_get_ctx,
+    ibv_alloc_mw, ibv_alloc_td, ibv_cq_ex_to_cq, ibv_create_cq_ex, ibv_inc_rkey, ibv_poll_cq,
+    ibv_post_send, ibv_wr_complete, ibv_wr_send, verbs_get_ctx,
 };
 use rdma_core_sys::types::{
-    IBV_MW_TYPE_2, ibv_context, ibv_cq, ibv_pd, ibv_qp, ibv_qp_ex, ibv_send_wr, ibv_td,
-    ibv_td_init_attr, ibv_wc, verbs_context,
+    IBV_CREATE_CQ_ATTR_SINGLE_THREADED, IBV_MW_TYPE_2, ibv_context, ibv_cq, ibv_cq_ex,
+    ibv_cq_init_attr_ex, ibv_pd, ibv_qp, ibv_qp_ex, ibv_send_wr, ibv_td, ibv_td_init_attr, ibv_wc,
+    verbs_context,
 };
 
 unsafe extern "C" fn no_domain(_: *mut ibv_context, _: *mut ibv_td_init_attr) -> *mut ibv_td {
@@ -59,6 +60,41 @@ fn an_entry_that_the_library_is_too_old_for_is_not_read() {
         (*whole).sz = reach;
         (*whole).context.abi_compat = null_mut();
         assert!(ibv_alloc_td(&raw mut (*whole).context, null_mut()).is_null());
+    }
+}
+
+/// Refuses all but a queue that one thread polls.
+unsafe extern "C" fn for_one_thread(
+    _: *mut ibv_context,
+    attr: *mut ibv_cq_init_attr_ex,
+) -> *mut ibv_cq_ex {
+    // SAFETY: the test's own.
+    if unsafe { (*attr).flags } == IBV_CREATE_CQ_ATTR_SINGLE_THREADED {
+        without_provenance_mut(0x4560)
+    } else {
+        null_mut()
+    }
+}
+
+#[test]
+fn a_completion_queue_is_made_by_the_extended_table_alone() {
+    let mut extended = verbs_context {
+        sz: size_of::<verbs_context>(),
+        ..Default::default()
+    };
+    extended.context.abi_compat = without_provenance_mut(usize::MAX);
+    let whole: *mut verbs_context = &mut extended;
+    let mut attr = ibv_cq_init_attr_ex::default();
+    // SAFETY: both are alive, and nothing is made.
+    unsafe {
+        let context = &raw mut (*whole).context;
+        assert!(ibv_create_cq_ex(context, &mut attr).is_null());
+        assert_eq!(errno(), libc::EOPNOTSUPP);
+        (*whole).create_cq_ex = Some(for_one_thread);
+        assert!(ibv_create_cq_ex(context, &mut attr).is_null());
+        attr.flags = IBV_CREATE_CQ_ATTR_SINGLE_THREADED;
+        let made = ibv_create_cq_ex(context, &mut attr);
+        assert_eq!(ibv_cq_ex_to_cq(made).addr(), 0x4560);
     }
 }
 

@@ -9,8 +9,9 @@ use core::ptr::{self, NonNull};
 use o2poll_dataplane::memory::{Copier, Range};
 use o2poll_dataplane::nic::Rights;
 
-/// A range of memory that the device may touch: what `ibv_reg_mr` makes.
-#[derive(Debug)]
+/// A range of memory that the device may touch: what `ibv_reg_mr` makes. A copy is for the device of another core of
+/// the same node.
+#[derive(Clone, Debug)]
 pub struct Memory {
     address: u64,
     length: u64,
@@ -66,10 +67,12 @@ impl Memory {
     }
 
     /// The piece, if all of it lies inside.
+    #[inline]
     pub(crate) fn span(&self, address: u64, length: u32) -> Option<Span> {
-        let offset = address.checked_sub(self.address)?;
-        let end = offset.checked_add(u64::from(length))?;
-        (end <= self.length).then_some(Span { address, length })
+        // An address below the base wraps to an offset beyond any memory's length.
+        let offset = address.wrapping_sub(self.address);
+        let left = self.length.checked_sub(offset)?;
+        (u64::from(length) <= left).then_some(Span { address, length })
     }
 }
 
@@ -118,17 +121,6 @@ impl Span {
         )
     }
 
-    /// This and what follows it, as one; `None` unless they touch.
-    pub(crate) fn join(self, next: Self) -> Option<Self> {
-        if self.address.checked_add(u64::from(self.length))? != next.address {
-            return None;
-        }
-        Some(Self {
-            length: self.length.checked_add(next.length)?,
-            ..self
-        })
-    }
-
     /// Fetches the first lines, for a copy that comes soon.
     #[inline]
     pub(crate) fn prefetch(self) {
@@ -164,12 +156,19 @@ pub struct Fragment {
 static_assertions::const_assert_eq!(size_of::<Fragment>(), 16);
 
 impl Fragment {
-    pub(crate) const fn new(span: Span, start: u32) -> Self {
+    /// A span, `start` bytes into the key. A list of 2^32 bytes or more is never used.
+    #[expect(clippy::cast_possible_truncation, reason = "as said")]
+    pub(crate) const fn new(span: Span, start: u64) -> Self {
         Self {
             address: span.address,
             length: span.length,
-            start,
+            start: start as u32,
         }
+    }
+
+    /// So many bytes that follow belong to it.
+    pub(crate) const fn grow(&mut self, length: u32) {
+        self.length = self.length.wrapping_add(length);
     }
 
     pub(crate) const fn span(self) -> Span {

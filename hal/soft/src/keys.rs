@@ -22,6 +22,7 @@ pub struct Window {
 #[derive(Debug)]
 struct Mapped {
     ranges: &'static mut [Sge],
+    count: usize,
     rights: Rights,
     base: u64,
 }
@@ -47,17 +48,25 @@ impl Window {
         }
     }
 
-    /// With a key over all bytes of these ranges, laid end to end from `base` on, which is live from the window's
+    /// With a key over all bytes of the first `count` ranges, laid end to end from `base` on, which is live from the window's
     /// adoption until it is retired: what `ibv_reg_mr` does on a control thread. The device refuses to adopt it if it
-    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, more than its `max_fragments`, or not of its
-    /// memory and protection domain, and if one is empty.
+    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, fewer than `count`, more pages than its `max_pages`, or not of its memory and
+    /// protection domain, if one is empty, and if there is a hole within a page: only the first may begin, and only the
+    /// last may end there, and neighbours that touch are one.
     #[must_use]
-    pub const fn over(self, ranges: &'static mut [Sge], rights: Rights, base: u64) -> Self {
+    pub const fn over(
+        self,
+        ranges: &'static mut [Sge],
+        count: usize,
+        rights: Rights,
+        base: u64,
+    ) -> Self {
         Self {
             pd: self.pd,
             tag: self.tag,
             mapped: Some(Mapped {
                 ranges,
+                count,
                 rights,
                 base,
             }),
@@ -97,8 +106,8 @@ struct Mapping {
 #[derive(Debug, Default)]
 pub struct RegionSlot {
     window: Option<Window>,
-    live: Option<Mapping>,
-    staged: Option<Mapping>,
+    /// What goes with each of the two lists: the live one's, and the staged one's.
+    mappings: [Option<Mapping>; 2],
     /// Which of the two lists is the live one.
     flipped: bool,
 }
@@ -211,8 +220,8 @@ impl<'a> Keys<'a> {
         };
         *slot = RegionSlot {
             window: Some(window),
-            live,
-            ..RegionSlot::default()
+            mappings: [live, None],
+            flipped: false,
         };
         Ok((Region(index), key))
     }
@@ -226,12 +235,13 @@ impl<'a> Keys<'a> {
         mapped: &Mapped,
         capabilities: &Capabilities,
     ) -> Option<Mapping> {
-        let length = mapped
-            .ranges
+        let ranges = mapped.ranges.get(..mapped.count)?;
+        let length = ranges
             .iter()
             .try_fold(0_u32, |sum, range| sum.checked_add(range.length))?;
         if !capabilities.mechanisms.contains(Mechanisms::MAPPINGS)
-            || mapped.ranges.len() > capabilities.max_fragments as usize
+            || pages_of(ranges, capabilities.page_shift)
+                .is_none_or(|pages| pages > u64::from(capabilities.max_pages))
             || mapped.base.checked_add(u64::from(length)).is_none()
             || (mapped.base != 0 && capabilities.zero_based)
         {
@@ -243,7 +253,7 @@ impl<'a> Keys<'a> {
             rights: mapped.rights,
             base: mapped.base,
             length,
-            layout: Layout::Fragments(mapped.ranges),
+            layout: Layout::Fragments(ranges),
         };
         let start = list_start(region.0 as usize, false, self.stride);
         let room = self
@@ -272,7 +282,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn live(&self) -> usize {
         self.regions
             .iter()
-            .filter(|slot| slot.live.is_some())
+            .filter(|slot| slot.live().is_some())
             .count()
     }
 
@@ -286,7 +296,8 @@ impl<'a> Keys<'a> {
         let reject = NotStaged::Reject;
         let index = order.region.0 as usize;
         let slot = self.regions.get_mut(index).ok_or(reject)?;
-        let window = slot.window.as_mut().ok_or(reject)?;
+        let is_staged = slot.staged().is_some();
+        let window = slot.window.as_ref().ok_or(reject)?;
         let (mechanism, count, most) = match order.layout {
             Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
             Layout::Fragments(list) => (
@@ -299,7 +310,7 @@ impl<'a> Keys<'a> {
         // What a driver refuses to post, or has no room for.
         if !capabilities.mechanisms.contains(mechanism)
             || count > most as usize
-            || slot.staged.is_some()
+            || is_staged
             || window.mapped.is_some()
         {
             return Err(reject);
@@ -319,7 +330,7 @@ impl<'a> Keys<'a> {
             .get_mut(start..start.saturating_add(self.stride))
             .ok_or(reject)?;
         let fragments = build(room, self.memories, asker.pd, order, capabilities).ok_or(bind)?;
-        slot.staged = Some(Mapping {
+        *slot.staged() = Some(Mapping {
             key: order.key,
             rights: order.rights,
             base: order.base,
@@ -334,13 +345,15 @@ impl<'a> Keys<'a> {
     /// Forgets a staged registration that will not run.
     pub(crate) fn unstage(&mut self, region: Region, key: RKey) {
         if let Some(slot) = self.regions.get_mut(region.0 as usize)
-            && slot.staged.as_ref().is_some_and(|staged| staged.key == key)
+            && let staged = slot.staged()
+            && staged.as_ref().is_some_and(|staged| staged.key == key)
         {
-            slot.staged = None;
+            *staged = None;
         }
     }
 
     /// Runs a staged registration: its key is live from here on.
+    #[inline]
     pub(crate) fn activate(
         &mut self,
         region: Region,
@@ -351,14 +364,19 @@ impl<'a> Keys<'a> {
             .regions
             .get_mut(region.0 as usize)
             .ok_or(Status::Bind)?;
-        let staged = slot.staged.take_if(|staged| staged.key == key);
-        let staged = staged.ok_or(Status::Bind)?;
-        let window = slot.window.as_mut().ok_or(Status::Bind)?;
-        if checks_reuse && slot.live.is_some() {
+        let in_use = slot.live().is_some();
+        let staged = slot.staged();
+        if staged.as_ref().is_none_or(|staged| staged.key != key) {
             return Err(Status::Bind);
         }
-        window.tag = staged.key.0.to_le_bytes()[0];
-        slot.live = Some(staged);
+        if checks_reuse && in_use {
+            *staged = None;
+            return Err(Status::Bind);
+        }
+        let window = slot.window.as_mut().ok_or(Status::Bind)?;
+        window.tag = key.0.to_le_bytes()[0];
+        // What was live before is no more, and its list is the next to be written.
+        *slot.live_mut() = None;
         slot.flipped = !slot.flipped;
         Ok(())
     }
@@ -370,13 +388,12 @@ impl<'a> Keys<'a> {
             return false;
         };
         let live = slot
-            .live
-            .as_ref()
+            .live()
             .is_some_and(|live| live.key == key && !live.fixed);
         if !live || !(foreign || slot.answers(asker, key)) {
             return false;
         }
-        slot.live = None;
+        *slot.live_mut() = None;
         true
     }
 
@@ -468,7 +485,7 @@ impl<'a> Keys<'a> {
     ) -> Option<Walk<'_>> {
         let index = region_index(key.0)?;
         let slot = self.regions.get(index)?;
-        let live = slot.live.as_ref()?;
+        let live = slot.live()?;
         if !slot.answers(asker, key) || !live.rights.contains(right) {
             return None;
         }
@@ -489,9 +506,27 @@ impl<'a> Keys<'a> {
 }
 
 impl RegionSlot {
+    #[inline]
+    const fn live(&self) -> Option<&Mapping> {
+        let [first, second] = &self.mappings;
+        if self.flipped { second } else { first }.as_ref()
+    }
+
+    #[inline]
+    const fn live_mut(&mut self) -> &mut Option<Mapping> {
+        let [first, second] = &mut self.mappings;
+        if self.flipped { second } else { first }
+    }
+
+    #[inline]
+    const fn staged(&mut self) -> &mut Option<Mapping> {
+        let [first, second] = &mut self.mappings;
+        if self.flipped { first } else { second }
+    }
+
     /// Whether the key is live here, and this queue pair may use it.
     fn answers(&self, asker: Asker, key: RKey) -> bool {
-        let (Some(window), Some(live)) = (&self.window, &self.live) else {
+        let (Some(window), Some(live)) = (&self.window, self.live()) else {
             return false;
         };
         live.key == key
@@ -535,17 +570,33 @@ impl Memories<'_> {
 
 /// A fragment list being written. Neighbours that touch become one.
 struct Builder<'k> {
-    room: &'k mut [Fragment],
-    /// Not yet in the list: what follows may touch it.
-    last: Span,
-    start: u32,
-    used: u32,
-    length: u32,
+    room: core::slice::IterMut<'k, Fragment>,
+    /// The one written last, which the next piece may belong to.
+    last: &'k mut Fragment,
+    /// Address behind it. No memory begins at 0.
+    next: u64,
+    /// Bytes so far: more than any list holds.
+    length: u64,
 }
 
-impl Builder<'_> {
-    /// Inlined, so that the last fragment lives in registers: written piece by piece and read back whole, it
-    /// would have to wait for its own stores.
+impl<'k> Builder<'k> {
+    fn new(room: &'k mut [Fragment], none: &'k mut Fragment) -> Self {
+        Self {
+            room: room.iter_mut(),
+            last: none,
+            next: 0,
+            length: 0,
+        }
+    }
+
+    /// How many fragments of `most` were written, if they have so many bytes.
+    fn end(self, most: usize, length: u32) -> Option<u32> {
+        if self.length != u64::from(length) {
+            return None;
+        }
+        u32::try_from(most.wrapping_sub(self.room.len())).ok()
+    }
+
     #[inline(always)]
     fn fill(
         &mut self,
@@ -556,22 +607,12 @@ impl Builder<'_> {
         match order.layout {
             // A window is addressed as the memory is.
             Layout::Window(piece) if piece.address != order.base => None,
-            Layout::Window(piece) => {
-                self.push(memories.piece(piece)?)?;
-                self.write()
-            }
+            Layout::Window(piece) => self.push(memories.piece(piece)?),
             Layout::Fragments(list) => {
-                // Most lists lie in one memory: it is looked up once.
-                let mut lkey = list.first()?.lkey;
-                let mut memory = memories.named(lkey)?;
                 for piece in list {
-                    if piece.lkey != lkey {
-                        lkey = piece.lkey;
-                        memory = memories.named(lkey)?;
-                    }
-                    self.push(memory.span(piece.address, piece.length)?)?;
+                    self.push(memories.piece(*piece)?)?;
                 }
-                self.write()
+                Some(())
             }
             Layout::Pages {
                 shift,
@@ -605,7 +646,7 @@ impl Builder<'_> {
                     left = left.wrapping_sub(length);
                     skip = 0;
                 }
-                self.write()
+                Some(())
             }
         }
     }
@@ -613,34 +654,24 @@ impl Builder<'_> {
     /// `None` for an empty span (a length of 0 means 2 GiB in an mlx5 list), or when there is no room.
     #[inline(always)]
     fn push(&mut self, span: Span) -> Option<()> {
-        if span.length() == 0 {
+        let length = span.length();
+        if length == 0 {
             return None;
         }
-        let length = self.length.checked_add(span.length())?;
-        match self.last.join(span) {
-            Some(joined) if self.last.length() != 0 => self.last = joined,
-            _ => {
-                self.write()?;
-                (self.last, self.start) = (span, self.length);
-            }
+        if span.address() == self.next {
+            self.last.grow(length);
+        } else {
+            self.last = self.room.next()?;
+            *self.last = Fragment::new(span, self.length);
         }
-        self.length = length;
-        Some(())
-    }
-
-    /// The last span goes into the list.
-    #[inline(always)]
-    fn write(&mut self) -> Option<()> {
-        if self.last.length() != 0 {
-            *self.room.get_mut(self.used as usize)? = Fragment::new(self.last, self.start);
-            self.used = self.used.wrapping_add(1);
-        }
+        self.next = span.address().wrapping_add(u64::from(length));
+        self.length = self.length.wrapping_add(u64::from(length));
         Some(())
     }
 }
 
 /// Writes the list of a registration; how many fragments it has.
-#[inline(always)]
+#[inline]
 fn build(
     room: &mut [Fragment],
     all: &[Option<Memory>],
@@ -648,21 +679,93 @@ fn build(
     order: &Order<'_>,
     capabilities: &Capabilities,
 ) -> Option<u32> {
-    let mut list = Builder {
-        room,
-        last: Span::EMPTY,
-        start: 0,
-        used: 0,
-        length: 0,
-    };
     let memories = Memories {
         all,
         pd,
         write: order.rights.contains(Rights::REMOTE_WRITE)
             || order.rights.contains(Rights::LOCAL_WRITE),
     };
-    list.fill(&memories, order, capabilities)?;
-    (list.length == order.length).then_some(list.used)
+    // Most lists lie in one memory: it is looked up once.
+    if let Layout::Fragments(list) = order.layout {
+        let lkey = list.first()?.lkey;
+        match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
+            Built::Whole(count) => return Some(count),
+            Built::Bad => return None,
+            Built::Mixed => {}
+        }
+    }
+    build_any(room, &memories, order, capabilities)
+}
+
+/// What became of a list for one memory.
+enum Built {
+    /// So many fragments.
+    Whole(u32),
+    /// It cannot be.
+    Bad,
+    /// Not all pieces have the same local key.
+    Mixed,
+}
+
+/// The list of pieces that have one local key. By itself, so that all that a piece changes stays in registers.
+#[inline(never)]
+fn build_in(
+    room: &mut [Fragment],
+    memory: &Memory,
+    lkey: LKey,
+    list: &[Sge],
+    length: u32,
+) -> Built {
+    let most = room.len();
+    let mut none = Fragment::default();
+    let mut builder = Builder::new(room, &mut none);
+    for piece in list {
+        if piece.lkey != lkey {
+            return Built::Mixed;
+        }
+        let span = memory.span(piece.address, piece.length);
+        if span.and_then(|span| builder.push(span)).is_none() {
+            return Built::Bad;
+        }
+    }
+    builder.end(most, length).map_or(Built::Bad, Built::Whole)
+}
+
+#[inline(never)]
+fn build_any(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    order: &Order<'_>,
+    capabilities: &Capabilities,
+) -> Option<u32> {
+    let most = room.len();
+    let mut none = Fragment::default();
+    let mut builder = Builder::new(room, &mut none);
+    builder.fill(memories, order, capabilities)?;
+    builder.end(most, order.length)
+}
+
+/// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.
+fn pages_of(ranges: &[Sge], shift: u8) -> Option<u64> {
+    let within = 1_u64.checked_shl(u32::from(shift))?.wrapping_sub(1);
+    let mut pages = 0_u64;
+    let mut end: Option<u64> = None;
+    for range in ranges {
+        let next = range.address.checked_add(u64::from(range.length))?;
+        // The first page of what goes on in a page that is counted already.
+        let mut from = range.address & !within;
+        if let Some(end) = end {
+            if range.address == end {
+                from = end.checked_add(within)? & !within;
+            } else if (end | range.address) & within != 0 {
+                return None;
+            }
+        }
+        let behind = next.checked_add(within)? & !within;
+        pages = pages.checked_add(behind.saturating_sub(from) >> shift)?;
+        end = Some(next);
+    }
+    Some(pages)
 }
 
 fn region_index(key: u32) -> Option<usize> {

@@ -17,6 +17,9 @@ pub struct Profile {
     pub rnr_timer: u32,
     /// Most queue pairs of one device value.
     pub max_qp: u32,
+    /// Most send work requests that a queue pair really gets. Cards promise more in `max_qp_wr` and then refuse the
+    /// queue pair (LU-10213).
+    pub granted_send_wr: u32,
     /// Any queue pair of the device may kill a key, whatever it is bound to and in whichever protection domain
     /// (`rxe_invalidate_mw` looks at neither).
     pub foreign_invalidate: bool,
@@ -53,6 +56,7 @@ impl Profile {
             ack_timeout: 1 << 24,
             rnr_timer: 64,
             max_qp: 1 << 18,
+            granted_send_wr: u32::MAX,
             foreign_invalidate: false,
             silent_invalidate: false,
         }
@@ -110,14 +114,14 @@ impl Profile {
         profile
     }
 
-    /// A card without fast registration, as the InfiniHosts of `ib_mthca`: a key lies over a list of ranges only
+    /// A card without fast registration, as the InfiniHosts of `ib_mthca`: a key lies over a list of pages only
     /// where the control side has put it there before ([`Window::over`](crate::Window::over)). No key is killed
     /// from a queue, and none by a peer.
     #[must_use]
     pub const fn mthca() -> Self {
         let mut profile = Self::frwr();
         profile.capabilities.mechanisms = Mechanisms::MAPPINGS;
-        profile.capabilities.max_pages = 0;
+        profile.capabilities.max_fragments = 0;
         profile.capabilities.remote_invalidate = false;
         profile
     }

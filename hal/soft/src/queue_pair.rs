@@ -179,6 +179,11 @@ impl SendEntry {
         matches!(self.work, Work::Register | Work::Invalidate)
     }
 
+    /// Whether it runs only when all before it is complete.
+    pub(crate) const fn waits(&self) -> bool {
+        matches!(self.work, Work::Invalidate) && self.failure.is_none()
+    }
+
     /// Whether it goes out as one packet, if its memory is a base region's.
     pub(crate) const fn is_plain(&self) -> bool {
         matches!(self.work, Work::Send | Work::Write) && self.pieces <= 1 && self.failure.is_none()

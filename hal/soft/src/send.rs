@@ -1,14 +1,15 @@
 //! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{RKey, Region, Rejected, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{Completion, RKey, Region, Rejected, SendWr, Sge, Status, WrId};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
+use crate::completion::{CompletionEntry, Side};
 use crate::keys::{Asker, Keys, NotStaged, Order};
 use crate::packet::{Flags, Opcode, Packet, before};
 use crate::profile::Profile;
 use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
-use crate::settle::{complete, drop_staged};
+use crate::settle::drop_staged;
 use crate::wire::Wire;
 use crate::{Counts, Faults};
 
@@ -69,6 +70,35 @@ impl<W: Wire> Soft<'_, W> {
                     ..plain
                 },
             ),
+            SendWr::Register {
+                region,
+                key,
+                rights,
+                base,
+                length,
+                layout,
+            } => {
+                let order = Order {
+                    region,
+                    key,
+                    rights,
+                    base,
+                    length,
+                    layout,
+                };
+                let (staged, failure) = self.stage(index, &order);
+                self.enter(
+                    index,
+                    SendEntry {
+                        work: Work::Register,
+                        marks: marks.union(staged),
+                        rkey: key.0,
+                        extra: region.0,
+                        failure,
+                        ..plain
+                    },
+                );
+            }
             _ => self.append_any(index, plain, &wr),
         }
     }
@@ -95,6 +125,33 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
+    /// Stages the list of a registration that is about to enter the open chain, and says how that is marked and
+    /// whether it will fail; latches if it cannot be posted.
+    fn stage(&mut self, index: u32, order: &Order<'_>) -> (Marks, Option<Status>) {
+        let nothing = (Marks::empty(), None);
+        let Some(slot) = self.table.slot(index) else {
+            return nothing;
+        };
+        let Some(pair) = &slot.pair else {
+            return nothing;
+        };
+        // Nothing is staged that does not enter.
+        if slot.latched || slot.open.wrapping_sub(slot.freed) >= pair.send_depth {
+            return nothing;
+        }
+        match self
+            .keys
+            .stage(pair.asker(), order, &self.profile.capabilities)
+        {
+            Ok(()) => (Marks::STAGED, None),
+            Err(NotStaged::Fail(status)) => (Marks::empty(), Some(status)),
+            Err(NotStaged::Reject) => {
+                slot.latched = true;
+                nothing
+            }
+        }
+    }
+
     #[inline(never)]
     fn append_any(&mut self, index: u32, plain: SendEntry, wr: &SendWr<'_>) {
         let Some(mut held) = self.table.held(index) else {
@@ -103,7 +160,7 @@ impl<W: Wire> Soft<'_, W> {
         if held.slot.latched {
             return;
         }
-        match write_entry(&mut held, &mut self.keys, &self.profile, plain, wr) {
+        match write_entry(&mut held, &self.profile, plain, wr) {
             Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
             None => held.slot.latched = true,
         }
@@ -120,23 +177,30 @@ impl<W: Wire> Soft<'_, W> {
         } = held;
         let length = slot.open.wrapping_sub(slot.tail);
         let mut accepted = length;
-        if let Some(most) = self.faults.accept.take()
+        if self.faulty
+            && let Some(most) = self.faults.accept.take()
             && most < length
         {
             accepted = most;
             slot.latched = true;
-        }
-        let end = slot.tail.wrapping_add(accepted);
-        for extra in 0..length.wrapping_sub(accepted) {
-            if let Some(entry) = sends.at(end.wrapping_add(extra)) {
-                drop_staged(entry, &mut self.keys);
+            for extra in most..length {
+                if let Some(entry) = sends.at(slot.tail.wrapping_add(extra)) {
+                    drop_staged(entry, &mut self.keys);
+                }
             }
         }
-        slot.tail = end;
-        slot.open = end;
+        slot.tail = slot.tail.wrapping_add(accepted);
+        slot.open = slot.tail;
         let whole = !core::mem::replace(&mut slot.latched, false);
         self.counts.work_requests = self.counts.work_requests.wrapping_add(u64::from(accepted));
-        self.serve(index);
+        // An INVALIDATE that waits for what was sent before goes on when that is acknowledged.
+        let waits = slot.sent != slot.completed
+            && slot.answer.is_none()
+            && slot.state == State::Ready
+            && sends.get(slot.sent).is_some_and(SendEntry::waits);
+        if !waits {
+            self.serve(index);
+        }
         if whole {
             Ok(())
         } else {
@@ -154,14 +218,7 @@ impl<W: Wire> Soft<'_, W> {
         let again = slot.answer.is_some() && !self.send_answer(index);
         let again = match state {
             State::Ready if idle => again,
-            State::Ready => match self.transmit(index) {
-                Pause::Idle => again,
-                Pause::Full => true,
-                Pause::Failed(status) => {
-                    self.enter_error(index, status, false);
-                    again
-                }
-            },
+            State::Ready => self.go_on(index) || again,
             State::Closing => !self.send_close(index) || again,
             State::Error => {
                 self.flush_sends(index);
@@ -234,6 +291,18 @@ impl<W: Wire> Soft<'_, W> {
         sent
     }
 
+    /// Runs requests of a queue pair that is ready; true when the wire was full.
+    pub(crate) fn go_on(&mut self, index: u32) -> bool {
+        match self.transmit(index) {
+            Pause::Idle => false,
+            Pause::Full => true,
+            Pause::Failed(status) => {
+                self.enter_error(index, status, false);
+                false
+            }
+        }
+    }
+
     /// Runs requests in order until one has to wait.
     fn transmit(&mut self, index: u32) -> Pause {
         let Some(held) = self.table.held(index) else {
@@ -297,7 +366,7 @@ impl<W: Wire> Soft<'_, W> {
                         slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
                         return Pause::Idle;
                     }
-                    if entry.work == Work::Invalidate && slot.completed != position {
+                    if entry.waits() && slot.completed != position {
                         return Pause::Idle;
                     }
                     match run_local(entry, &mut self.keys, asker, &self.profile) {
@@ -309,7 +378,19 @@ impl<W: Wire> Soft<'_, W> {
                     }
                 }
                 slot.sent = position.wrapping_add(1);
-                complete(index, slot, &mut sends, &mut self.completions);
+                // Behind others it completes when they do.
+                if slot.completed == position {
+                    slot.completed = slot.sent;
+                    if entry.is(Marks::SIGNALLED) {
+                        self.completions.push(CompletionEntry {
+                            completion: Completion::Done { id: entry.id },
+                            queue_pair: index,
+                            generation: slot.generation,
+                            side: Side::Send,
+                            frees: slot.completed,
+                        });
+                    }
+                }
                 continue;
             }
             let made = make_packet(
@@ -404,7 +485,6 @@ fn put<W: Wire>(
 /// Writes a request into the slot at `open`; `None` if it cannot be posted.
 fn write_entry(
     held: &mut Held<'_>,
-    keys: &mut Keys<'_>,
     profile: &Profile,
     plain: SendEntry,
     wr: &SendWr<'_>,
@@ -445,31 +525,8 @@ fn write_entry(
             (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
             local
         }
-        SendWr::Register {
-            region,
-            key,
-            rights,
-            base,
-            length,
-            layout,
-        } => {
-            let order = Order {
-                region: *region,
-                key: *key,
-                rights: *rights,
-                base: *base,
-                length: *length,
-                layout: *layout,
-            };
-            entry.work = Work::Register;
-            (entry.extra, entry.rkey) = (region.0, key.0);
-            match keys.stage(pair.asker(), &order, capabilities) {
-                Ok(()) => entry.marks.insert(Marks::STAGED),
-                Err(NotStaged::Fail(status)) => entry.failure = Some(status),
-                Err(NotStaged::Reject) => return None,
-            }
-            &[]
-        }
+        // `append` has dealt with it.
+        SendWr::Register { .. } => return None,
         SendWr::Invalidate { key } => {
             entry.work = Work::Invalidate;
             entry.rkey = key.0;

@@ -11,19 +11,27 @@ use crate::queue_pair::{Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, 
 use crate::wire::Wire;
 
 impl<W: Wire> Soft<'_, W> {
-    /// Everything before `psn` is done.
+    /// Everything before `psn` is done, and that is all.
     pub(crate) fn on_ack(&mut self, index: u32, psn: u32) {
+        // An INVALIDATE may have waited for this.
+        if self.acknowledged(index, psn) && self.go_on(index) {
+            self.table.list(index);
+        }
+    }
+
+    /// Everything before `psn` is done; whether there is more to run.
+    fn acknowledged(&mut self, index: u32, psn: u32) -> bool {
         let now = self.polls;
         let timeout = u64::from(self.profile.ack_timeout);
         let Some(held) = self.table.held(index) else {
-            return;
+            return false;
         };
         let Held {
             slot, mut sends, ..
         } = held;
         // Old news, or a number that we never sent.
         if !before(slot.acked, psn) || before(slot.top, psn) {
-            return;
+            return false;
         }
         slot.acked = psn;
         if let Some(pair) = &slot.pair {
@@ -40,15 +48,21 @@ impl<W: Wire> Soft<'_, W> {
         complete(index, slot, &mut sends, &mut self.completions);
         if slot.state == State::Closing && !slot.in_flight() {
             self.flush_sends(index);
-        } else if slot.sent != slot.tail {
-            // An INVALIDATE may have waited for this.
+            return false;
+        }
+        slot.state == State::Ready && slot.sent != slot.tail
+    }
+
+    /// The same, before something else is done about `psn`.
+    fn settle_up_to(&mut self, index: u32, psn: u32) {
+        if self.acknowledged(index, psn) {
             self.table.list(index);
         }
     }
 
     /// The peer had no receive for `psn`.
     pub(crate) fn on_not_ready(&mut self, index: u32, psn: u32) {
-        self.on_ack(index, psn);
+        self.settle_up_to(index, psn);
         let (now, wait) = (self.polls, u64::from(self.profile.rnr_timer).max(1));
         let Some(slot) = self.table.slot(index) else {
             return;
@@ -79,7 +93,7 @@ impl<W: Wire> Soft<'_, W> {
 
     /// The peer has seen a gap from `psn` on.
     pub(crate) fn on_sequence_error(&mut self, index: u32, psn: u32) {
-        self.on_ack(index, psn);
+        self.settle_up_to(index, psn);
         let Some(slot) = self.table.slot(index) else {
             return;
         };
@@ -92,7 +106,7 @@ impl<W: Wire> Soft<'_, W> {
 
     /// The peer refuses `psn`, and carries out nothing of the rest.
     pub(crate) fn on_refused(&mut self, index: u32, psn: u32, verdict: Status) {
-        self.on_ack(index, psn);
+        self.settle_up_to(index, psn);
         self.on_gone(index, verdict);
     }
 

@@ -105,6 +105,7 @@ fn status(status: ibv_wc_status, receive: bool) -> Status {
 mod tests {
     use super::{Arrival, Outcome, Token, decode};
     use crate::verbs::quirks::Quirks;
+    use crate::verbs::stub::garbage;
     use o2poll_dataplane::nic::{RKey, Status};
     use rdma_core_sys::types::{IBV_WC_REM_INV_REQ_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 
@@ -156,10 +157,16 @@ mod tests {
 
     #[test]
     fn nothing_but_the_status_of_a_failed_one_is_looked_at() {
-        for byte in [0x00, 0x5a, 0xa5, 0xff] {
+        let mut noise = 3;
+        let random = core::iter::repeat_with(|| garbage(&mut noise)).take(1000);
+        for entry in [0x00, 0x5a, 0xa5, 0xff]
+            .map(filled)
+            .into_iter()
+            .chain(random)
+        {
             for receive in [false, true] {
                 for quirks in [CARD, Quirks::RXE] {
-                    let mut wc = filled(byte);
+                    let mut wc = entry;
                     wc.status = IBV_WC_WR_FLUSH_ERR;
                     let seen = decode(&wc, receive, quirks);
                     assert_eq!(seen, Outcome::Failed(Status::Flushed));

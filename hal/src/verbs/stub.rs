@@ -74,6 +74,8 @@ struct Provider {
     destroyed: Vec<&'static str>,
     keys: u32,
     numbers: u32,
+    /// What the next garbage is made of.
+    noise: u64,
 }
 
 impl Stub {
@@ -83,6 +85,7 @@ impl Stub {
         let mut provider = Box::new(Provider {
             automatic,
             keys: 0x100,
+            noise: 0x9e37_79b9_7f4a_7c15,
             ..Provider::default()
         });
         provider.completions.reserve(1 << 16);
@@ -228,14 +231,14 @@ impl Stub {
         unsafe { (*self.provider()).kick = errno };
     }
 
-    /// Completes something. With an error all other fields are garbage.
+    /// Completes something. With an error all other fields are garbage, another at each: only `wr_id`, `status`, `qp_num`
+    /// and `vendor_err` of such an entry are defined (`ibv_poll_cq(3)`).
     pub fn complete(&self, wr_id: u64, status: u32) {
-        let garbage = if status == IBV_WC_SUCCESS { 0 } else { 0xa5 };
-        let mut wc = core::mem::MaybeUninit::<ibv_wc>::uninit();
-        // SAFETY: an `ibv_wc` is numbers all through.
-        let mut wc = unsafe {
-            wc.as_mut_ptr().write_bytes(garbage, 1);
-            wc.assume_init()
+        let mut wc = if status == IBV_WC_SUCCESS {
+            ibv_wc::default()
+        } else {
+            // SAFETY: as in `queue_pair`.
+            garbage(unsafe { &mut (*self.provider()).noise })
         };
         wc.wr_id = wr_id;
         wc.status = status;
@@ -297,6 +300,18 @@ impl Stub {
             windows: true,
         }
     }
+}
+
+/// An entry whose every byte is random.
+pub(super) fn garbage(noise: &mut u64) -> ibv_wc {
+    let bytes = [(); size_of::<ibv_wc>()].map(|()| {
+        *noise ^= *noise << 13;
+        *noise ^= *noise >> 7;
+        *noise ^= *noise << 17;
+        noise.to_le_bytes()[7]
+    });
+    // SAFETY: as many bytes, and it is numbers all through.
+    unsafe { core::mem::transmute::<[u8; size_of::<ibv_wc>()], ibv_wc>(bytes) }
 }
 
 unsafe extern "C" fn post_send(

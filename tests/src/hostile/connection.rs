@@ -76,6 +76,7 @@ impl Bench {
             waiting: 3,
             windows: 4,
             staging: 0,
+            mappings: 0,
             register_source_from: 0,
             entries: 4,
         };

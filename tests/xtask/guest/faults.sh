@@ -6,21 +6,22 @@ says() {
 }
 
 say "the port goes down and comes back; rxe speaks to itself meanwhile"
-node_file 8 30
+node_file 20 30
 start_target target.port
 initiator >"$DIR/initiator.port" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.port" || { cat "$DIR/initiator.port"; fail "no workload"; }
 ip link set v1 down
-until_true 20 sh -c '! grep -q ACTIVE /sys/class/infiniband/rxe0/ports/1/state' || fail "the port does not go down"
-sleep 1
+for who in target initiator; do
+    until_true 20 grep -q 'rxe0: .*port error' "$DIR/$who.port" || { cat "$DIR/$who.port"; fail "the $who is not told"; }
+done
+port_is_active && fail "the port does not go down"
 ip link set v1 up
 until_true 20 port_is_active || fail "the port does not come back"
 wait "$INITIATOR" || { cat "$DIR/initiator.port"; fail "the initiator ends with status $?"; }
 ping_target
 stop_target target.port
 for who in target initiator; do
-    says 'rxe0: .*port error' "$DIR/$who.port"
     says 'rxe0: .*port active' "$DIR/$who.port"
 done
 

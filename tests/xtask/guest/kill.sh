@@ -1,6 +1,13 @@
 # kill -9 of either side: it is gone within 5 s, and the other side names what happened and goes on, or ends.
 one_guest
+before=$(resources)
 node_file 60 10
+say "a target is killed whose windows are bound to nothing"
+start_target target.0
+ping_target
+kill -KILL "$TARGET"
+gone_within "$TARGET" 5 || fail "the killed target is there after 5 s"
+say "it is gone; now one at work"
 start_target target.1
 initiator 100 >"$DIR/initiator.1" 2>&1 &
 INITIATOR=$!
@@ -14,8 +21,7 @@ wait "$INITIATOR" && fail "the initiator ends well without a target" || status=$
 say "the initiator ended with status $status"
 cat "$DIR/initiator.1"
 [ "$status" -eq 5 ] || fail "status 5 says that a connection failed"
-grep -q 'FAILED: the connection of 10.9.0.2@o2ib to 10.9.0.1@o2ib ended' "$DIR/initiator.1" ||
-    fail "it does not name the connection"
+grep -q 'FAILED: .*10.9.0.1@o2ib' "$DIR/initiator.1" || fail "it does not name the connection"
 grep -q '^10.9.0.2@o2ib .* nothing$' "$DIR/initiator.1" || fail "it has something left over"
 
 say "another life of the target; now the initiator is killed"
@@ -37,3 +43,6 @@ node_file 2 10
 initiator | tee "$DIR/initiator.3" || fail "the third initiator ends with status $?"
 stop_target target.2
 cat "$DIR/target.2"
+after=$(resources)
+say "before: $before; after: $after"
+[ "$before" = "$after" ] || fail "the kernel still holds something"

@@ -65,9 +65,9 @@ else
     echo "after the cut of 5 s status $status" >"$DIR/remark"
     run killed 30 5
     tell kill
-    ends killed 5
-    grep -q 'FAILED: the connection of 10.9.0.2@o2ib to 10.9.0.1@o2ib ended' "$DIR/initiator.killed" ||
-        fail "it does not name the connection"
+    # Well, if it has connected again and repeated what had failed.
+    ends killed 0 5
+    grep -q 'the connection with 10.9.0.1@o2ib has ended: ' "$DIR/initiator.killed" || fail "it does not notice"
     await again 120
     run long 30 5
     tell cut.2

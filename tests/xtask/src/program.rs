@@ -143,7 +143,7 @@ fn steady_state(workspace: &Workspace) -> Result<Outcome> {
 
 /// The calls of one thread, as `strace -ttt` writes them, in the middle half of its life. Giving way
 /// to another thread is not counted: an idle core does so where threads outnumber cores.
-pub(crate) fn in_the_middle(trace: &str) -> Option<Vec<&str>> {
+fn in_the_middle(trace: &str) -> Option<Vec<&str>> {
     let calls: Vec<(f64, &str)> = trace
         .lines()
         .filter_map(|line| {

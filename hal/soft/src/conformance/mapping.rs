@@ -7,7 +7,7 @@ use o2poll_dataplane::nic::{Mechanisms, Nic, Rights, SendWr, Sge, Status};
 
 use super::Lane::{Foreign, Main, Sibling};
 use super::Side::{A, B};
-use super::registration::through;
+use super::registration::{pages_of, through};
 use super::{Bench, MEMORY, Setup, World, failed, lacks, pattern};
 
 const WRITE: Rights = Rights::REMOTE_WRITE;
@@ -40,21 +40,25 @@ fn base<T: Bench>(world: &mut World<T>) -> u64 {
 }
 
 pub fn a_mapping_lays_its_ranges_end_to_end<T: Bench>() {
-    let cases: [&[(usize, u32)]; 3] = [
-        &[(1001, 500)],
-        &[(5, 1), (3, 1), (100, 77)],
-        &[(0, 10), (10, 10), (20, 4096), (90_001, 70_000), (50_000, 3)],
-    ];
-    for pieces in cases {
+    for case in 0..5 {
         let Some(mut world) = fresh::<T>() else {
             return;
         };
-        if pieces.len() > world.bench.nic(A).capabilities().max_fragments as usize {
-            continue;
-        }
-        let (list, base) = (ranges(&world, pieces), base(&mut world));
+        let (skip, page, _) = pages_of(&mut world);
+        let size = page as u32;
+        let at = |n: usize| skip + n * page;
+        let pieces: Vec<(usize, u32)> = match case {
+            0 => Vec::from([(1001, 500)]),
+            // From within a page to within a page, whole ones between, in any order.
+            1 => Vec::from([(at(3) + 7, size - 7), (at(9), 3 * size), (at(1), 55)]),
+            2 => Vec::from([(at(2) - 3, 3), (at(7), 1)]),
+            // Neighbours are one range, wherever they touch.
+            3 => Vec::from([(at(1) + 10, 10), (at(1) + 20, 30), (at(1) + 50, size)]),
+            _ => Vec::from([(at(4), 100), (at(4) + 100, size - 100), (at(0), size)]),
+        };
+        let (list, base) = (ranges(&world, &pieces), base(&mut world));
         let grant = world.map(A, Main, &list, WRITE, base);
-        through(&mut world, grant, pieces);
+        through(&mut world, grant, &pieces);
     }
 }
 
@@ -62,17 +66,49 @@ pub fn the_longest_mapping_fits_and_no_longer<T: Bench>() {
     let Some(mut world) = fresh::<T>() else {
         return;
     };
-    let most = world.bench.nic(A).capabilities().max_fragments as usize;
-    let base = base(&mut world);
-    let pieces: Vec<(usize, u32)> = (0..=most).map(|n| (n * 601, 1 + n as u32 % 577)).collect();
+    let most = world.bench.nic(A).capabilities().max_pages as usize;
+    let (skip, page, _) = pages_of(&mut world);
+    let (base, size) = (base(&mut world), page as u32);
+    // Every other page, again and again, and a byte of the last.
+    let place = |n: usize| skip + n % 30 * 2 * page;
+    let pieces: Vec<(usize, u32)> = (0..=most).map(|n| (place(n), size)).collect();
     let list = ranges(&world, &pieces);
     let window = world.bench.mapping(A, Main, &list, WRITE, base).unwrap();
     let Err(window) = world.bench.nic(A).adopt_window(window) else {
         panic!("a longer mapping than the device can have");
     };
     world.bench.discard(A, window);
-    let grant = world.map(A, Main, &list[..most], WRITE, base);
-    through(&mut world, grant, &pieces[..most]);
+    let mut list = ranges(&world, &pieces[..most]);
+    list[most - 1].length = 100;
+    let grant = world.map(A, Main, &list, WRITE, base);
+    let last = (most as i64 - 1) * page as i64;
+    world.assert_written(Main, &[7; 3], grant.at(0), place(0));
+    world.assert_written(Main, &[8; 100], grant.at(last), place(most - 1));
+    world.assert_write_refused(Main, (0, 2), grant.at(last + 99));
+}
+
+/// What a list of pages cannot say.
+pub fn a_mapping_with_a_hole_within_a_page_is_given_back<T: Bench>() {
+    let Some(mut world) = fresh::<T>() else {
+        return;
+    };
+    let (skip, page, _) = pages_of(&mut world);
+    let (base, size) = (base(&mut world), page as u32);
+    for pieces in [
+        [(skip, size - 1), (skip + 2 * page, size)],
+        [(skip, size), (skip + 2 * page + 1, 10)],
+        [(skip, 10), (skip + 20, 10)],
+        [(skip + 20, 10), (skip, 10)],
+    ] {
+        let list = ranges(&world, &pieces);
+        let Some(window) = world.bench.mapping(A, Main, &list, WRITE, base) else {
+            continue;
+        };
+        let Err(window) = world.bench.nic(A).adopt_window(window) else {
+            panic!("adopted: {pieces:?}");
+        };
+        world.bench.discard(A, window);
+    }
 }
 
 pub fn a_mapping_serves_every_queue_pair_of_its_domain<T: Bench>() {
@@ -80,10 +116,10 @@ pub fn a_mapping_serves_every_queue_pair_of_its_domain<T: Bench>() {
         return;
     };
     let base = base(&mut world);
-    let list = ranges(&world, &[(3, 50), (200, 50)]);
+    let list = ranges(&world, &[(3, 100)]);
     let grant = world.map(A, Main, &list, WRITE | Rights::REMOTE_READ, base);
     world.assert_written(Main, &[1; 50], grant.at(0), 3);
-    world.assert_written(Sibling, &[2; 50], grant.at(50), 200);
+    world.assert_written(Sibling, &[2; 50], grant.at(50), 53);
     world.assert_write_refused(Foreign, (0, 1), grant.at(0));
 }
 

@@ -705,6 +705,7 @@ macro_rules! laws {
         mapping:
             a_mapping_lays_its_ranges_end_to_end
             the_longest_mapping_fits_and_no_longer
+            a_mapping_with_a_hole_within_a_page_is_given_back
             a_mapping_serves_every_queue_pair_of_its_domain
             a_mapping_of_what_is_not_ours_is_given_back
             a_retired_mapping_opens_nothing

@@ -434,7 +434,9 @@ fn register_pages<T: Bench>(
 }
 
 /// The first page-aligned offset of A's memory, the page size, and how to name a page.
-fn pages_of<T: Bench>(world: &mut World<T>) -> (usize, usize, impl Fn(usize) -> u64 + use<T>) {
+pub(super) fn pages_of<T: Bench>(
+    world: &mut World<T>,
+) -> (usize, usize, impl Fn(usize) -> u64 + use<T>) {
     let page = 1_usize << world.bench.nic(A).capabilities().page_shift;
     let start = world.bench.sge(A, Main, 0, 0).address;
     let skip = start.next_multiple_of(page as u64) - start;

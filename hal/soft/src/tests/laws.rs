@@ -120,7 +120,8 @@ impl<K: Kind> Bench for Two<K> {
         let list = self.hoard.lend(ranges.len(), || list.next().unwrap());
         self.mappings = self.mappings.wrapping_add(1);
         let window = Window::new(domain(lane)).with_tag(self.mappings);
-        Some(window.over(list, rights, base))
+        let count = list.len();
+        Some(window.over(list, count, rights, base))
     }
 
     fn expose(

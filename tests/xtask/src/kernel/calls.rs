@@ -8,7 +8,6 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
-use crate::program::in_the_middle;
 use crate::workspace::{Workspace, files};
 
 /// Jobs that ended well under `strace`, one with GETs only and one with PUTs only.
@@ -29,16 +28,22 @@ pub(super) fn judge(workspace: &Workspace, folder: &Path) -> Result<String> {
             ("workload", workload),
         ] {
             let cost = cost(&page, row).with_context(|| format!("costs.md has no row {row}"))?;
-            for (device, report) in [("software device", &soft), ("rxe", &verbs)] {
-                let (transfers, found) =
-                    counted(report, job).with_context(|| format!("{device}: no {job}"))?;
-                for ((what, cost), found) in WHAT.iter().zip(cost).zip(found) {
-                    let more = found - cost * transfers;
-                    ensure!(
-                        more.abs() <= EDGE,
-                        "{device}: {job}: {found} {what} for {transfers} transfers, where costs.md says {cost} each"
-                    );
-                }
+            let (on_soft, expected) = counted(&soft, job).with_context(|| format!("no {job}"))?;
+            let (on_rxe, found) = counted(&verbs, job).with_context(|| format!("no {job}"))?;
+            for (((what, cost), expected), found) in WHAT.iter().zip(cost).zip(expected).zip(found)
+            {
+                let more = found - expected / on_soft * on_rxe;
+                ensure!(
+                    more.abs() <= EDGE,
+                    "{job}: {found} {what} for {on_rxe} transfers, and {expected} for {on_soft} on the software device"
+                );
+                // The page is about single transfers: a target that is sent PUTs and sends nothing gives credits back now and
+                // then.
+                let gives_credits = cost == 0.0;
+                ensure!(
+                    gives_credits || (found - cost * on_rxe).abs() <= EDGE,
+                    "{job}: {found} {what} for {on_rxe} transfers, where costs.md says {cost} each"
+                );
             }
         }
         doorbells += threads(&folder.join(format!("calls.{puts}")), &verbs)?;
@@ -46,8 +51,8 @@ pub(super) fn judge(workspace: &Workspace, folder: &Path) -> Result<String> {
     Ok(format!("{doorbells} doorbells, as many calls"))
 }
 
-/// Every polling thread has made exactly as many calls that post as its node has rung doorbells, and in the middle of its
-/// life no other; the doorbells.
+/// Every polling thread has made exactly as many calls that post as its node has rung doorbells, and in the middle of them
+/// no other; the doorbells.
 fn threads(folder: &Path, report: &Value) -> Result<u64> {
     let mut rung: Vec<u64> = Vec::new();
     for node in report["nodes"].as_array().context("no nodes")? {
@@ -66,21 +71,25 @@ fn threads(folder: &Path, report: &Value) -> Result<u64> {
         if !trace.contains(" sched_setaffinity(") {
             continue;
         }
-        let posts = trace.lines().filter(|line| is_post(call(line))).count();
-        posted.push(posts as u64);
-        let middle = in_the_middle(&trace).with_context(|| format!("{name} is too short"))?;
+        let calls: Vec<&str> = trace.lines().map(call).collect();
+        let posts: Vec<usize> = (0..calls.len()).filter(|at| is_post(calls[*at])).collect();
+        posted.push(posts.len() as u64);
+        ensure!(
+            posts.len() >= LEAST,
+            "{name}: only {} doorbells",
+            posts.len()
+        );
+        // Between the first quarter of its doorbells and the last: no connection is made or ended there.
+        let middle = posts[posts.len() / 4]..=posts[posts.len() * 3 / 4];
         let mut others: BTreeMap<&str, u64> = BTreeMap::new();
-        for call in middle.iter().filter(|call| !is_post(call)) {
-            *others.entry(call).or_default() += 1;
+        for call in calls[middle].iter().filter(|call| !is_post(call)) {
+            if !call.starts_with("sched_yield(") {
+                *others.entry(call).or_default() += 1;
+            }
         }
         if let Some((call, times)) = others.first_key_value() {
             bail!("{name}: neither a doorbell nor giving way: {call}, {times} times");
         }
-        ensure!(
-            middle.len() > LEAST,
-            "{name}: only {} doorbells in the middle of its life",
-            middle.len()
-        );
     }
     rung.sort_unstable();
     posted.sort_unstable();
@@ -96,12 +105,12 @@ fn call(line: &str) -> &str {
     line.split_once(' ').map_or("", |(_, call)| call)
 }
 
-/// rxe's doorbell: `write(2)` of IB_USER_VERBS_CMD_POST_SEND, 29, to the device.
+/// rxe's doorbell: `write(2)` of IB_USER_VERBS_CMD_POST_SEND, 28, to the device.
 fn is_post(call: &str) -> bool {
     call.starts_with("write(")
         && call
             .split_once(", ")
-            .is_some_and(|(_, data)| data.starts_with("\"\\35\\0\\0\\0\"..."))
+            .is_some_and(|(_, data)| data.starts_with("\"\\34\\0\\0\\0\"..."))
 }
 
 /// How many transfers of this name a report has, and the numbers of [`WHAT`] in all.
@@ -148,8 +157,8 @@ const KEYS: [&str; 4] = [
 /// The last transfer's INVALIDATE and the first one's may be counted with the next job.
 const EDGE: f64 = 2.0;
 
-/// Doorbells that the middle of a polling thread's life must have, to say anything.
-const LEAST: usize = 20;
+/// Doorbells that a polling thread must have rung, to say anything.
+const LEAST: usize = 50;
 
 #[cfg(test)]
 mod tests {
@@ -180,9 +189,9 @@ mod tests {
 
     #[test]
     fn a_call_too_many_and_one_of_another_kind_are_found() {
-        let post = r#"write(5, "\35\0\0\0"..., 32) = 32"#;
+        let post = r#"write(5, "\34\0\0\0"..., 32) = 32"#;
         assert!(is_post(post));
-        assert!(!is_post(r#"write(5, "\36\0\0\0"..., 32) = 32"#));
+        assert!(!is_post(r#"write(5, "\35\0\0\0"..., 32) = 32"#));
         let folder = env::temp_dir().join(format!("o2poll-calls-{}", process::id()));
         fs::create_dir_all(&folder).unwrap();
         let report =

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use super::calls;
 use super::guest::Script;
@@ -104,6 +105,19 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         script: Script {
+            name: "redial",
+            text: include_str!("../../guest/redial.sh"),
+            guests: 1,
+            limit: Duration::from_secs(600),
+        },
+        says: "a peer that is killed and comes back is connected again, on two cores and over two connections",
+        routine: false,
+        programs: &[&O2POLL],
+        tshark: false,
+        judge: output,
+    },
+    Case {
+        script: Script {
             name: "cycles",
             text: include_str!("../../guest/cycles.sh"),
             guests: 1,
@@ -168,6 +182,19 @@ pub(crate) const CASES: &[Case] = &[
         tshark: false,
         judge: output,
     },
+    Case {
+        script: Script {
+            name: "speed",
+            text: include_str!("../../guest/speed.sh"),
+            guests: 1,
+            limit: Duration::from_secs(300),
+        },
+        says: "the driver is measured beside raw calls, and windows beside ibv_reg_mr, in at least 30 blocks",
+        routine: true,
+        programs: &[&BENCH],
+        tshark: false,
+        judge: speed,
+    },
 ];
 
 /// Something that is built before guests boot; they see the host's files.
@@ -179,7 +206,7 @@ pub(crate) struct Program {
     pub(crate) arguments: &'static [&'static str],
 }
 
-pub(crate) const PROGRAMS: &[&Program] = &[&O2POLL, &CONFORMANCE, &CYCLES];
+pub(crate) const PROGRAMS: &[&Program] = &[&O2POLL, &CONFORMANCE, &CYCLES, &BENCH];
 
 const O2POLL: Program = Program {
     variable: "O2POLL",
@@ -206,6 +233,11 @@ const CYCLES: Program = Program {
         "--features=verbs",
         "--test=verbs_cycles",
     ],
+};
+
+const BENCH: Program = Program {
+    variable: "BENCH",
+    arguments: &["build", "--package=o2poll-bench", "--features=verbs"],
 };
 
 /// What the script printed last that is worth a remark: it has judged by itself.
@@ -294,6 +326,31 @@ fn capture(workspace: &Workspace, folder: &Path) -> Result<String> {
     let other = seen.keys().find(|(_, what)| *what == "0xd3");
     ensure!(other.is_none(), "a PUT was refused");
     Ok(remark.trim_end_matches(", ").to_owned())
+}
+
+/// That enough was measured; how fast is a remark, not a judgement.
+fn speed(_: &Workspace, folder: &Path) -> Result<String> {
+    let text = fs::read_to_string(folder.join("bench.json"))?;
+    let report: Value = serde_json::from_str(&text)?;
+    let mut remarks = Vec::new();
+    for name in [
+        "verbs/device/write",
+        "verbs/device/register-4KiB",
+        "verbs/device/register-1MiB",
+    ] {
+        let mut rows = report["rows"].as_array().context("no rows")?.iter();
+        let row = rows.find(|row| row["row"] == name);
+        let paired = &row.with_context(|| format!("no row {name}"))?["contenders"][1]["paired_ratio_to_ours"];
+        let [blocks, p50, low, high] =
+            ["blocks", "p50", "low", "high"].map(|key| paired[key].as_f64().unwrap_or(0.0));
+        ensure!(blocks >= 30.0, "{name}: {blocks} blocks");
+        let what = name.trim_start_matches("verbs/device/");
+        remarks.push(format!("{what} {p50:.2} ({low:.2} to {high:.2})"));
+    }
+    Ok(format!(
+        "raw calls, or ibv_reg_mr, over ours: {}",
+        remarks.join(", ")
+    ))
 }
 
 fn device(_: &Workspace, folder: &Path) -> Result<String> {
