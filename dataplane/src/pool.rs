@@ -19,7 +19,6 @@ pub const SHORT_BITS: u32 = 24;
 
 /// The low [`SHORT_BITS`] of a cookie.
 #[must_use]
-#[expect(clippy::cast_possible_truncation, reason = "masked")]
 pub const fn short_of(cookie: u64) -> u32 {
     (cookie & ((1 << SHORT_BITS) - 1)) as u32
 }
