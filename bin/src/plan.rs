@@ -137,6 +137,10 @@ impl Plan {
                 offer |= Extensions::KEYS_MAY_BE_KILLED;
             }
         }
+        offer.set(
+            Extensions::LAST_WRITE_IMMEDIATE,
+            node.extensions.write_with_immediate,
+        );
         offer
     }
 

@@ -181,6 +181,52 @@ fn a_file_in_several_pieces_is_copied_there_and_back_and_a_mix_is_verified() {
     assert_eq!(report["verifications"][0]["wrong"], 0);
 }
 
+/// Each needs both nodes; and where both have both, WRITE_WITH_IMM goes first.
+#[test]
+fn extensions_are_used_where_both_nodes_have_them_on() {
+    let folder = Folder::new("extensions");
+    folder.write("data", data(300_001));
+    let on = |invalidate: bool, immediate: bool| {
+        format!(
+            "[node.extensions]\nsend_with_invalidate = {invalidate}\n\
+             write_with_immediate = {immediate}\n"
+        )
+    };
+    for (first, second, invalidates, immediates) in [
+        (on(false, false), on(true, true), false, false),
+        (on(true, false), on(true, true), true, false),
+        (on(false, true), on(true, true), false, true),
+        (on(true, true), on(true, true), false, true),
+    ] {
+        let text = nodes("", "4 MiB", &format!("{second}{COPY}"));
+        let nid = "nid = \"10.0.0.1@o2ib\"\n";
+        let file = folder.write(
+            "nodes.toml",
+            text.replacen(nid, &format!("{nid}{first}"), 1),
+        );
+        let output = o2poll(&[
+            "run".as_ref(),
+            file.as_os_str(),
+            "--json".as_ref(),
+            "-".as_ref(),
+        ]);
+        let report = json(&output);
+        assert_eq!(output.status.code(), Some(0), "{report:#}");
+        expect_spotless(&report);
+        let sum = |name: &str| -> u64 {
+            let nodes = report["nodes"].as_array().unwrap();
+            nodes
+                .iter()
+                .flat_map(|node| node["counters"].as_array().unwrap())
+                .filter(|counter| counter[0] == name)
+                .map(|counter| counter[1].as_u64().unwrap())
+                .sum()
+        };
+        assert_eq!(sum("remote_invalidations") > 0, invalidates, "{text}");
+        assert_eq!(sum("write_immediates") > 0, immediates, "{text}");
+    }
+}
+
 #[test]
 fn the_shipped_files_run_and_the_table_is_for_people() {
     for name in ["loopback.toml", "loopback-mlx5.toml"] {
