@@ -97,10 +97,10 @@ mod tests {
     #[test]
     fn the_interval_of_a_median_is_that_of_the_sign_test() {
         // Tables of the sign test: of 6 pairs none may be left out at an end, of 20 five, of 40 thirteen, of 100 39.
-        for (n, out) in [(6, 0), (20, 5), (40, 13), (100, 39)] {
+        for (n, out) in [(6_u8, 0), (20, 5), (40, 13), (100, 39)] {
             let pairs = (0..n).rev().map(|k| (f64::from(k), 1.0));
             let ratio = Ratio::of(pairs).unwrap();
-            assert_eq!(ratio.blocks, n as usize);
+            assert_eq!(ratio.blocks, usize::from(n));
             assert_eq!(
                 (ratio.low, ratio.high),
                 (f64::from(out), f64::from(n - 1 - out))
