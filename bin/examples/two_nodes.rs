@@ -82,14 +82,15 @@ fn main() -> Result<()> {
 
     let finished = control.stop(PATIENCE)?;
     for node in &finished.nodes {
-        let counters = node.counters;
+        // One core polls for each.
+        let counters = node.cores[0].counters;
         println!(
             "{}: {} work requests, {} doorbells, {} keys killed, {} alive",
             node.nid,
             counters.work_requests.get(),
             counters.doorbells.get(),
             counters.invalidations.get(),
-            node.keys_alive,
+            node.keys_alive(),
         );
     }
     Ok(())
@@ -116,7 +117,7 @@ fn transfer(
     let node = control
         .node(client)
         .context("the client is not handed out")?;
-    node.submit(Submission::Transfer(request))
+    node.submit_to(link.core, Submission::Transfer(request))
         .map_err(|_| anyhow!("the submission ring is full"))?;
     match control.wait(client, PATIENCE)? {
         Event::Done {

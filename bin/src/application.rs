@@ -6,8 +6,10 @@ use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{Consumer, Producer};
 use o2poll_dataplane::time::{Instant, Ticks};
+use o2poll_dataplane::wire::Nid;
 
-/// An application that is stepped on its node's polling thread, between two polls.
+/// An application that is stepped on its node's polling thread, between two polls; on a node of several cores on the
+/// first one's. It reaches the other cores through its [`Port`].
 ///
 /// A step must be short, since peers wait while it runs, and must not block. From the first step on it
 /// must not allocate either; the report of a run says whether it did.
@@ -50,7 +52,7 @@ impl Application for Nobody {
 pub struct Turn {
     /// The time, after the poll before it.
     pub now: Instant,
-    /// Time spent so far in polls of this node that found something to do.
+    /// Time spent so far in polls of this node that found something to do, on all of its cores.
     pub busy: Ticks,
 }
 
@@ -59,7 +61,9 @@ pub struct Turn {
 pub enum Notice {
     /// A connection is up, whoever has made it.
     Connected {
-        /// Its name for submissions.
+        /// Which of the node's cores has it.
+        core: usize,
+        /// Its name for submissions to that core.
         connection: Handle,
         /// What was agreed; the peer's NID among it.
         terms: Terms,
@@ -68,31 +72,81 @@ pub enum Notice {
     },
     /// A connection has ended.
     Gone {
-        /// Its name.
+        /// Which of the node's cores had it.
+        core: usize,
+        /// Its name there.
         connection: Handle,
+    },
+    /// A connection that this node had made is lost and is not made again.
+    GivenUp {
+        /// Who was at its other end.
+        peer: Nid,
     },
     /// Come to an end soon: begin nothing new.
     Finish,
 }
 
-/// The application's end of a poller: submissions in, events out.
+/// The application's end of its node's pollers: submissions in, events out.
 #[derive(Debug)]
 pub struct Port {
+    /// One for each core of the node.
+    cores: Vec<CorePort>,
+    /// The core whose events are taken first.
+    next: usize,
+}
+
+/// The rings of one core.
+#[derive(Debug)]
+pub(crate) struct CorePort {
     pub(crate) submissions: Producer<'static, Submission<'static>>,
     pub(crate) events: Consumer<'static, Event<'static>>,
 }
 
 impl Port {
-    /// Submits.
-    ///
-    /// # Errors
-    /// The submission, when the ring is full: try again after the next poll.
-    pub fn submit(&mut self, submission: Submission<'static>) -> Result<(), Submission<'static>> {
-        self.submissions.push(submission)
+    pub(crate) const fn new(cores: Vec<CorePort>) -> Self {
+        Self { cores, next: 0 }
     }
 
-    /// The oldest event that has not been taken.
+    /// Submits to the node's first core.
+    ///
+    /// # Errors
+    /// As [`submit_to`](Self::submit_to).
+    pub fn submit(&mut self, submission: Submission<'static>) -> Result<(), Submission<'static>> {
+        self.submit_to(0, submission)
+    }
+
+    /// Submits to one of the node's cores: a transfer to the one that has its connection.
+    ///
+    /// # Errors
+    /// The submission, when the ring is full: try again after the next poll. Also for a core that is none of the
+    /// node's.
+    pub fn submit_to(
+        &mut self,
+        core: usize,
+        submission: Submission<'static>,
+    ) -> Result<(), Submission<'static>> {
+        match self.cores.get_mut(core) {
+            Some(core) => core.submissions.push(submission),
+            None => Err(submission),
+        }
+    }
+
+    /// The oldest event of some core that has not been taken, of each core in turn.
     pub fn event(&mut self) -> Option<Event<'static>> {
-        self.events.pop()
+        for _ in 0..self.cores.len() {
+            let event = self.cores.get_mut(self.next)?.events.pop();
+            let next = self.next.wrapping_add(1);
+            self.next = if next < self.cores.len() { next } else { 0 };
+            if event.is_some() {
+                return event;
+            }
+        }
+        None
+    }
+
+    /// How many cores the node has.
+    #[must_use]
+    pub const fn cores(&self) -> usize {
+        self.cores.len()
     }
 }

@@ -15,7 +15,7 @@ use o2poll_soft::Profile;
 use serde::Serialize;
 
 use crate::NodeError;
-use crate::plan::{Plan, connections};
+use crate::plan::Plan;
 use crate::report::table::Table;
 
 /// Queue sizes and memory of one connection, and of all that a core holds. Bytes of exports and of jobs are not
@@ -92,7 +92,9 @@ impl Budget {
         peers: Option<usize>,
     ) -> Result<Self, NodeError> {
         let peers = peers.unwrap_or_else(|| config.nodes.len().saturating_sub(1).max(1));
-        let plan = Plan::for_connections(config, machine, connections(peers.saturating_add(1)))?;
+        let conns = usize::from(config.tunables.conns_per_peer);
+        let connections = peers.saturating_mul(2).saturating_mul(conns);
+        let plan = Plan::for_connections(config, machine, connections)?;
         let depth = usize::from(plan.shape.queue_depth);
         let frags = config.tunables.max_frags;
         let one = Shape {

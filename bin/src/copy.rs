@@ -3,18 +3,18 @@
 //! After each way here the bytes are hashed. Hashing, and the clearing of the sinks before the second GET (or
 //! the bytes of the first would be found there again), stand outside the spans that are timed.
 
-use o2poll_config::{Export, MAX_TRANSFER};
-use o2poll_dataplane::counters::Counters;
+use o2poll_config::{CopyJob, Export, MAX_TRANSFER};
 use o2poll_dataplane::endpoint::{
     Error, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Instant;
+use o2poll_dataplane::wire::Nid;
 use sha2::{Digest, Sha256};
 
 use crate::application::{Port, Turn};
-use crate::measure::Span;
+use crate::links::{Links, Over, Way};
+use crate::measure::{CoreCounters, Span};
 
 /// A SHA-256.
 pub type Hash = [u8; 32];
@@ -62,6 +62,12 @@ pub struct Copy {
     data: Vec<Option<Range<'static>>>,
     began: Vec<Instant>,
     lists: Vec<&'static mut PageList<'static>>,
+    /// The connection that each chunk was given to.
+    over: Vec<Over>,
+    /// Chunks whose transfer failed with its connection.
+    again: Vec<usize>,
+    peer: Nid,
+    repeat: bool,
     part: Part,
     /// The chunk that is looked at next, and where in it.
     next: usize,
@@ -77,6 +83,8 @@ pub struct Copy {
     pub found: [Option<Hash>; 2],
     /// The first transfer that failed.
     pub failure: Option<Error>,
+    /// Transfers that failed with their connection and were made again.
+    pub repeated: u64,
     /// Bytes moved so far, of three times the file.
     pub(crate) moved: u64,
     pub(crate) length: u64,
@@ -85,14 +93,14 @@ pub struct Copy {
 impl Copy {
     /// A copy of `file` into `into`, both of one peer. Counters: of the node that runs it, and of the peer.
     pub(crate) fn new(
+        job: &CopyJob,
         file: &Export,
         into: &Export,
-        transfer: u32,
-        in_flight: u32,
         expected: Hash,
-        counters: [&'static Counters; 2],
+        counters: [CoreCounters; 2],
     ) -> Self {
-        let chunks = chunks(file, into, transfer.clamp(1, MAX_TRANSFER));
+        let chunks = chunks(file, into, job.transfer.clamp(1, MAX_TRANSFER));
+        let in_flight = usize::try_from(job.in_flight).unwrap_or(1).max(1);
         let mut groups = Vec::new();
         for chunk in &chunks {
             let bytes = chunk.length as usize;
@@ -103,7 +111,11 @@ impl Copy {
         }
         Self {
             groups,
-            in_flight: usize::try_from(in_flight).unwrap_or(1).max(1),
+            in_flight,
+            over: vec![Over::default(); chunks.len()],
+            again: Vec::with_capacity(in_flight),
+            peer: job.peer,
+            repeat: job.repeat,
             data: Vec::new(),
             began: vec![Instant::default(); chunks.len()],
             lists: Vec::new(),
@@ -116,6 +128,7 @@ impl Copy {
             expected,
             found: [None, None],
             failure: None,
+            repeated: 0,
             moved: 0,
             length: file.length,
             chunks,
@@ -162,14 +175,14 @@ impl Copy {
     pub(crate) fn step(
         &mut self,
         port: &mut Port,
-        connection: Handle,
+        links: &mut Links,
         turn: Turn,
         finish: bool,
     ) -> u32 {
         match self.part {
-            Part::Get => self.transfer(port, connection, turn, finish, 0),
-            Part::Put => self.transfer(port, connection, turn, finish, 1),
-            Part::Back => self.transfer(port, connection, turn, finish, 2),
+            Part::Get => self.transfer(port, links, turn, finish, 0),
+            Part::Put => self.transfer(port, links, turn, finish, 1),
+            Part::Back => self.transfer(port, links, turn, finish, 2),
             Part::Hash(_) | Part::Clear if finish => {
                 self.go_to(Part::Over);
                 1
@@ -184,7 +197,7 @@ impl Copy {
     fn transfer(
         &mut self,
         port: &mut Port,
-        connection: Handle,
+        links: &mut Links,
         turn: Turn,
         finish: bool,
         way: usize,
@@ -192,13 +205,13 @@ impl Copy {
         let mut work = 0;
         while let Some(event) = port.event() {
             work += 1;
-            self.ended(event, turn, way);
+            self.ended(event, links, turn, way);
         }
         let stop = finish || self.failure.is_some();
-        while !stop && self.next < self.chunks.len() && self.submit(port, connection, turn, way) {
+        while !stop && self.has_more() && self.submit(port, links, turn, way) {
             work += 1;
         }
-        if self.out == 0 && (stop || self.next == self.chunks.len()) {
+        if self.out == 0 && (stop || !self.has_more()) {
             if let Some(span) = self.spans.get_mut(way) {
                 span.end(turn);
             }
@@ -213,10 +226,20 @@ impl Copy {
         work
     }
 
-    fn submit(&mut self, port: &mut Port, connection: Handle, turn: Turn, way: usize) -> bool {
-        let index = self.next;
+    const fn has_more(&self) -> bool {
+        self.next < self.chunks.len() || !self.again.is_empty()
+    }
+
+    fn submit(&mut self, port: &mut Port, links: &mut Links, turn: Turn, way: usize) -> bool {
+        let index = self.again.last().copied().unwrap_or(self.next);
         let Some(chunk) = self.chunks.get(index) else {
             return false;
+        };
+        let over = match links.way(self.peer) {
+            Way::Over(over) => over,
+            Way::Wait => return false,
+            // It fails at once, and that is told.
+            Way::Never => Over::default(),
         };
         let Some(list) = self.lists.pop() else {
             return false;
@@ -239,7 +262,7 @@ impl Copy {
         };
         let request = Request {
             token: Token(index as u64),
-            connection,
+            connection: over.connection,
             portal: place.portal,
             match_bits: place.match_bits,
             remote_offset: place.offset,
@@ -247,15 +270,23 @@ impl Copy {
             operation,
             timeout: None,
         };
-        match port.submit(Submission::Transfer(request)) {
+        match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
+                links.begun(over);
+                if let Some(place) = self.over.get_mut(index) {
+                    *place = over;
+                }
                 if let Some(began) = self.began.get_mut(index) {
                     *began = turn.now;
                 }
                 if let Some(span) = self.spans.get_mut(way) {
                     span.begin(turn);
                 }
-                self.next += 1;
+                if self.again.pop().is_none() {
+                    self.next += 1;
+                } else if over != Over::default() {
+                    self.repeated += 1;
+                }
                 self.out += 1;
                 true
             }
@@ -268,7 +299,7 @@ impl Copy {
         }
     }
 
-    fn ended(&mut self, event: Event<'static>, turn: Turn, way: usize) {
+    fn ended(&mut self, event: Event<'static>, links: &mut Links, turn: Turn, way: usize) {
         let Event::Done {
             token,
             outcome,
@@ -283,6 +314,11 @@ impl Copy {
         let (Some(chunk), Some(began)) = (self.chunks.get(index), self.began.get(index)) else {
             return;
         };
+        let over = self.over.get(index).copied().unwrap_or_default();
+        if links.ended(over, outcome) && self.repeat && over != Over::default() {
+            self.again.push(index);
+            return;
+        }
         match outcome {
             Ok(bytes) if bytes == chunk.length => {
                 self.moved = self.moved.saturating_add(bytes.into());
@@ -352,8 +388,9 @@ impl Copy {
         }
     }
 
-    const fn go_to(&mut self, part: Part) {
+    fn go_to(&mut self, part: Part) {
         self.part = part;
+        self.again.clear();
         self.next = 0;
         self.within = 0;
     }
@@ -396,9 +433,9 @@ const SLICE: usize = 16 << 10;
 #[cfg(test)]
 mod tests {
     use super::{Copy, Portal, chunks};
-    use o2poll_config::{Content, Export};
-    use o2poll_dataplane::counters::Counters;
+    use o2poll_config::{Content, CopyJob, Export, ExportRef};
     use o2poll_dataplane::endpoint::MatchBits;
+    use o2poll_dataplane::wire::Nid;
 
     fn export(portal: u32, length: u64, piece: u32) -> Export {
         Export {
@@ -413,8 +450,16 @@ mod tests {
     }
 
     fn copy(file: &Export, into: &Export, transfer: u32) -> Copy {
-        let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
-        Copy::new(file, into, transfer, 4, [7; 32], [counters, counters])
+        let at = ExportRef { node: 0, export: 0 };
+        let job = CopyJob {
+            peer: Nid::o2ib([10, 0, 0, 1], 0),
+            file: at,
+            into: at,
+            transfer,
+            in_flight: 4,
+            repeat: true,
+        };
+        Copy::new(&job, file, into, [7; 32], [&[], &[]])
     }
 
     #[test]

@@ -45,16 +45,6 @@ pub enum NodeError {
         /// Most queue pairs.
         qp: u32,
     },
-    /// A node with more than one core.
-    #[error(
-        "{node} lists cores {cores:?}: one core polls for a node, so list one; more nodes use more cores"
-    )]
-    SeveralCores {
-        /// Which node.
-        node: Nid,
-        /// Its cores.
-        cores: Vec<usize>,
-    },
     /// Two nodes work on one export.
     #[error(
         "{first} and {second} both write to the export `{export}`, and each would find what the other wrote: \
@@ -143,6 +133,9 @@ pub enum NodeError {
         /// Why.
         why: Option<endpoint::Error>,
     },
+    /// Another core of the node waited for it.
+    #[error("the first core of {0} did not start")]
+    FirstCore(Nid),
     /// A core cannot be polled on.
     #[error("cannot poll on core {core}: {source}")]
     Pin {

@@ -5,12 +5,10 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use o2poll_config::{self as config, Config};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{
     self, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
 use o2poll_dataplane::wire::ping::{self, PingError, PingInfo};
@@ -18,13 +16,15 @@ use o2poll_dataplane::wire::ping::{self, PingError, PingInfo};
 use crate::NodeError;
 use crate::application::{Application, Notice, Port, Turn};
 use crate::copy::{Copy, Hash, Part};
+use crate::links::{Links, Over, Way};
+use crate::measure::CoreCounters;
 use crate::workload::Workload;
 
 /// The jobs of one node, one after the other.
 #[derive(Debug)]
 pub struct Job {
     /// Connections that this node has made.
-    connections: Vec<(Nid, Handle)>,
+    links: Links,
     pings: Vec<Ping>,
     ping_memory: Option<&'static mut PageList<'static>>,
     /// The copy, and whose file it is.
@@ -44,6 +44,7 @@ pub struct Ping {
     /// What it answered.
     pub outcome: Option<Result<Pong, NoPong>>,
     submitted: Instant,
+    over: Over,
 }
 
 /// A good answer to a ping.
@@ -127,7 +128,7 @@ impl Progress {
 
 impl Job {
     /// The jobs of a node of a file. `expected` is the SHA-256 of the file that its copy job names; `counters` are
-    /// those of every node, in the order of the file.
+    /// those of every core of each node, in the order of the file.
     ///
     /// # Errors
     /// A job that cannot be done as it is asked for.
@@ -136,22 +137,16 @@ impl Job {
         index: usize,
         expected: Option<Hash>,
         hertz: u64,
-        counters: &[&'static Counters],
+        counters: &[CoreCounters],
     ) -> Result<Self, NodeError> {
         let node = config.nodes.get(index);
-        let both = |peer: usize| -> Option<[&'static Counters; 2]> {
+        let both = |peer: usize| -> Option<[CoreCounters; 2]> {
             Some([*counters.get(index)?, *counters.get(peer)?])
         };
         let copy = node.and_then(|node| node.copy.as_ref()).zip(expected);
         let copy = copy.and_then(|(job, expected)| {
-            let copy = Copy::new(
-                config.export(job.file)?,
-                config.export(job.into)?,
-                job.transfer,
-                job.in_flight,
-                expected,
-                both(job.file.node)?,
-            );
+            let (file, into) = (config.export(job.file)?, config.export(job.into)?);
+            let copy = Copy::new(job, file, into, expected, both(job.file.node)?);
             Some((job.peer, copy))
         });
         let workload = match node.and_then(|node| node.workload.as_ref()) {
@@ -171,13 +166,17 @@ impl Job {
                 peer,
                 outcome: None,
                 submitted: Instant::default(),
+                over: Over::default(),
             });
         let pings: Vec<Ping> = pings.collect();
         let progress = Arc::new(Progress::default());
         // A node without jobs is over from the start.
         progress.over.store(pings.is_empty(), Ordering::Relaxed);
         Ok(Self {
-            connections: Vec::with_capacity(pings.len()),
+            links: Links::new(
+                pings.iter().map(|ping| ping.peer),
+                node.map_or(1, |node| node.conns_per_peer),
+            ),
             stage: if pings.is_empty() {
                 Stage::Over
             } else {
@@ -210,16 +209,15 @@ impl Job {
         self.finish
     }
 
-    fn connection(&self, peer: Nid) -> Option<Handle> {
-        let found = self.connections.iter().find(|(nid, _)| *nid == peer);
-        found.map(|(_, connection)| *connection)
-    }
-
     fn ping(&mut self, port: &mut Port, turn: Turn, at: usize, out: bool) -> u32 {
         if out {
             let Some(event) = port.event() else { return 0 };
-            self.ponged(event, turn, at);
-            self.stage = Stage::Pinging(at + 1, false);
+            let next = if self.ponged(event, turn, at) {
+                at + 1
+            } else {
+                at
+            };
+            self.stage = Stage::Pinging(next, false);
             return 1;
         }
         let peer = self
@@ -235,14 +233,17 @@ impl Job {
             };
             return 1;
         };
-        let (Some(connection), Some(memory)) = (self.connection(peer), self.ping_memory.take())
-        else {
-            self.stage = Stage::Pinging(at + 1, false);
-            return 1;
+        let over = match self.links.way(peer) {
+            Way::Over(over) => over,
+            Way::Wait => return 0,
+            Way::Never => Over::default(),
+        };
+        let Some(memory) = self.ping_memory.take() else {
+            return 0;
         };
         let request = Request {
             token: Token(at as u64),
-            connection,
+            connection: over.connection,
             portal: Portal(ping::PORTAL),
             match_bits: MatchBits(ping::MATCH_BITS),
             remote_offset: 0,
@@ -250,10 +251,12 @@ impl Job {
             operation: Operation::Get { optimized: false },
             timeout: None,
         };
-        match port.submit(Submission::Transfer(request)) {
+        match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
+                self.links.begun(over);
                 if let Some(ping) = self.pings.get_mut(at) {
                     ping.submitted = turn.now;
+                    ping.over = over;
                 }
                 self.stage = Stage::Pinging(at, true);
                 1
@@ -267,13 +270,19 @@ impl Job {
         }
     }
 
-    fn ponged(&mut self, event: Event<'static>, turn: Turn, at: usize) {
+    /// Takes an answer in; false when the ping is to be sent again, since its connection has failed.
+    fn ponged(&mut self, event: Event<'static>, turn: Turn, at: usize) -> bool {
         let Event::Done {
             outcome, memory, ..
         } = event
         else {
-            return;
+            return true;
         };
+        let over = self.pings.get(at).map(|ping| ping.over).unwrap_or_default();
+        if self.links.ended(over, outcome) && over != Over::default() {
+            self.ping_memory = Some(memory);
+            return false;
+        }
         if let Some(ping) = self.pings.get_mut(at) {
             let latency = turn.now.since(ping.submitted);
             let bytes = memory.chunks().next().unwrap_or_default();
@@ -283,6 +292,7 @@ impl Job {
             });
         }
         self.ping_memory = Some(memory);
+        true
     }
 
     fn tell(&self, turn: Turn) {
@@ -338,18 +348,10 @@ impl Application for Job {
 
     fn notice(&mut self, notice: Notice) {
         match notice {
-            Notice::Connected {
-                connection,
-                terms,
-                dialed: true,
-            } if self.connections.len() < self.connections.capacity() => {
-                self.connections.push((terms.peer, connection));
-            }
-            Notice::Gone { connection } => {
-                self.connections.retain(|(_, known)| *known != connection);
-            }
-            Notice::Connected { .. } => {}
             Notice::Finish => self.finish = self.stage != Stage::Over,
+            Notice::Connected { .. } | Notice::Gone { .. } | Notice::GivenUp { .. } => {
+                self.links.notice(notice);
+            }
         }
     }
 
@@ -357,7 +359,7 @@ impl Application for Job {
         let work = match self.stage {
             Stage::Over => 0,
             Stage::Connecting => {
-                let all = self.connections.len() == self.pings.len();
+                let all = self.links.are_settled();
                 if all || self.finish {
                     self.stage = Stage::Pinging(0, false);
                 }
@@ -366,14 +368,9 @@ impl Application for Job {
             Stage::Pinging(at, out) => self.ping(port, turn, at, out),
             Stage::Copying => {
                 let finish = self.finish;
-                // A transfer on a connection that is gone fails, and that is told.
-                let connection = self
-                    .copy
-                    .as_ref()
-                    .and_then(|(peer, _)| self.connection(*peer));
                 match &mut self.copy {
                     Some((_, copy)) if copy.part() != Part::Over => {
-                        copy.step(port, connection.unwrap_or(NOBODY), turn, finish)
+                        copy.step(port, &mut self.links, turn, finish)
                     }
                     _ => {
                         self.stage = Stage::Working;
@@ -383,11 +380,9 @@ impl Application for Job {
             }
             Stage::Working => {
                 let finish = self.finish;
-                let peer = self.workload.as_ref().map(|(peer, _)| *peer);
-                let connection = peer.and_then(|peer| self.connection(peer));
                 match &mut self.workload {
                     Some((_, workload)) if !workload.is_over() => {
-                        workload.step(port, connection.unwrap_or(NOBODY), turn, finish)
+                        workload.step(port, &mut self.links, turn, finish)
                     }
                     _ => {
                         self.stage = Stage::Over;
@@ -431,9 +426,6 @@ pub(crate) fn judge(peer: Nid, bytes: &[u8], length: u32, latency: Ticks) -> Res
         latency,
     })
 }
-
-/// A name that no connection has: a transfer on it fails at once with `NotConnected`.
-const NOBODY: Handle = Handle::from_bits(u64::MAX);
 
 /// As [`Progress`] numbers them.
 const STAGES: [&str; 6] = [

@@ -34,7 +34,7 @@
 //!
 //! let mut control = Control::start_nodes(&config, &machine, &Options { memory: 1 << 20, ..Options::default() })?;
 //! let patience = Duration::from_secs(20);
-//! let connection = control.connect(client, server, patience)?.connection;
+//! let link = control.connect(client, server, patience)?;
 //! let node = control.node(client).ok_or("not handed out")?;
 //! let memory = node.memory(100_000).ok_or("no memory")?;
 //! memory.write_at(0, &[7; 100_000]);
@@ -46,7 +46,7 @@
 //! for operation in [put, get] {
 //!     let request = Request {
 //!         token: Token(1),
-//!         connection,
+//!         connection: link.connection,
 //!         portal: Portal(51),
 //!         match_bits: MatchBits(1),
 //!         remote_offset: 0,
@@ -55,7 +55,7 @@
 //!         timeout: None,
 //!     };
 //!     let node = control.node(client).ok_or("not handed out")?;
-//!     node.submit(Submission::Transfer(request)).map_err(|_| "ring full")?;
+//!     node.submit_to(link.core, Submission::Transfer(request)).map_err(|_| "ring full")?;
 //!     let Event::Done { outcome, memory: back, .. } = control.wait(client, patience)? else {
 //!         return Err("another event".into());
 //!     };
@@ -66,7 +66,7 @@
 //!     memory = back;
 //! }
 //! let finished = control.stop(patience)?;
-//! assert!(finished.nodes.iter().all(|node| node.keys_alive == 0));
+//! assert!(finished.nodes.iter().all(|node| node.keys_alive() == 0));
 //! # Ok(())
 //! # }
 //! ```
@@ -82,7 +82,9 @@
 //! | `node` | arena, lent storage, rings, exports of one node; [`Node`] |
 //! | `polling` | the loop of a polling thread |
 //! | `fabric` | wires between software devices, and the connection manager of one process |
-//! | `control` | [`Control`] |
+//! | `keeper`, `links` | when a lost connection is made again; over which one a transfer goes |
+//! | `engine`, `start`, `finished` | the control side of whatever device: orders, reports, beginning and end |
+//! | `control` | [`Control`]: the engine on the software device; `verbs::Control` on RDMA devices |
 //! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
 //! | `copy`, `workload`, `job` | what the program's nodes do |
@@ -101,9 +103,13 @@ pub mod capture;
 mod control;
 mod copy;
 mod devices;
+mod engine;
 mod error;
 mod fabric;
+mod finished;
 mod job;
+mod keeper;
+mod links;
 mod maps;
 mod measure;
 mod node;
@@ -113,23 +119,26 @@ mod polling;
 mod progress;
 mod report;
 mod run;
+mod start;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 mod workload;
 
 pub use application::{Application, Nobody, Notice, Port, Turn};
 pub use budget::{Amounts, Budget, Pair};
-pub use control::{Control, Finished, FinishedNode, FinishedThread, Options};
+pub use control::{Control, Options};
 pub use copy::{Copy, Hash};
 pub use devices::{Asked, BufferLine, DeviceLine, Devices};
 pub use error::NodeError;
+pub use finished::{Finished, FinishedCore, FinishedNode, FinishedThread};
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
-pub use measure::{Cost, Histogram, Span};
+pub use measure::{CoreCounters, Cost, Histogram, Span};
 pub use node::{Device, Link, Node, Wires};
+pub use o2poll_soft::Faults;
 pub use progress::Bars;
 pub use report::{
-    CaptureLine, DigestLine, NodeLine, PingLine, Report, Scene, SpanLine, ThreadLine, Verdict,
-    VerificationLine,
+    CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene, SpanLine,
+    ThreadLine, Verdict, VerificationLine,
 };
 pub use run::{Watcher, outline, run};
 pub use workload::Workload;

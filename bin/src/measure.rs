@@ -5,6 +5,9 @@ use o2poll_dataplane::time::{Instant, Ticks};
 
 use crate::application::Turn;
 
+/// What each core of a node has counted.
+pub type CoreCounters = &'static [&'static Counters];
+
 /// How often each span of time was seen, to within 3 %. Recording neither allocates nor divides.
 #[derive(Clone, Debug)]
 pub struct Histogram {
@@ -90,11 +93,18 @@ pub struct Cost {
 }
 
 impl Cost {
-    fn at(turn: Turn, counters: [&Counters; 2]) -> Self {
+    fn at(turn: Turn, nodes: [CoreCounters; 2]) -> Self {
+        let sum = |of: fn(&Counters) -> u64| {
+            nodes.map(|cores| {
+                cores
+                    .iter()
+                    .fold(0_u64, |sum, core| sum.saturating_add(of(core)))
+            })
+        };
         Self {
             busy: turn.busy,
-            work_requests: counters.map(|counters| counters.work_requests.get()),
-            doorbells: counters.map(|counters| counters.doorbells.get()),
+            work_requests: sum(|core| core.work_requests.get()),
+            doorbells: sum(|core| core.doorbells.get()),
         }
     }
 
@@ -116,7 +126,7 @@ impl Cost {
 /// A span of transfers of one kind.
 #[derive(Clone, Debug)]
 pub struct Span {
-    counters: [&'static Counters; 2],
+    counters: [CoreCounters; 2],
     began: Option<(Instant, Cost)>,
     /// From the first submission to the last event.
     pub elapsed: Ticks,
@@ -135,7 +145,7 @@ pub struct Span {
 impl Span {
     /// Not begun. The counters are those of the node that runs the job, and of its peer.
     #[must_use]
-    pub fn new(counters: [&'static Counters; 2]) -> Self {
+    pub fn new(counters: [CoreCounters; 2]) -> Self {
         Self {
             counters,
             began: None,
@@ -264,7 +274,7 @@ mod tests {
         let ours: &'static Counters = Box::leak(Box::new(Counters::new()));
         let theirs: &'static Counters = Box::leak(Box::new(Counters::new()));
         ours.work_requests.add(100);
-        let mut span = Span::new([ours, theirs]);
+        let mut span = Span::new([vec![ours].leak(), vec![theirs].leak()]);
         let turn = |now, busy| Turn {
             now: Instant(now),
             busy: Ticks(busy),

@@ -4,10 +4,13 @@
 //! write a node's memory until it is gone itself, whichever thread ends first, and a process starts its nodes
 //! once. So nothing of it has to be waited for or freed.
 
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender};
+
 use o2poll_config::{self as config, Content, Exposure, Wish};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{Entry, EntryOptions, Event, MatchBits, Submission, Token};
-use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, PageList, Range};
+use o2poll_dataplane::memory::{Buffer, MESSAGE_BYTES, PageList, Range, SharedRange};
 use o2poll_dataplane::nic::{Fault, LKey, Nic, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Limits, Order, Poller, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
@@ -18,11 +21,12 @@ use o2poll_dataplane::wire::{Nid, Pid};
 use o2poll_hal::arena::{Arena, ArenaError, HugePages, Lock, Note};
 use o2poll_hal::clock::Clock;
 use o2poll_hal::copy::best_copy;
-use o2poll_soft::{self as soft, Gauges, Ports, Profile, Recorder, Soft, Tap};
+use o2poll_soft::{self as soft, Faults, Gauges, Ports, Profile, Recorder, Soft, Tap};
 
 use crate::NodeError;
 use crate::application::{Application, Notice, Port, Turn};
 use crate::capture::Ticker;
+use crate::measure::CoreCounters;
 use crate::plan::Needs;
 
 /// The device of a node.
@@ -40,7 +44,7 @@ pub struct Node {
     pub(crate) nid: Nid,
     pub(crate) port: Port,
     pub(crate) memory: Vec<Range<'static>>,
-    pub(crate) counters: &'static Counters,
+    pub(crate) counters: CoreCounters,
 }
 
 impl Node {
@@ -62,7 +66,7 @@ impl Node {
         page_list(taken)
     }
 
-    /// Submits.
+    /// Submits to its first core.
     ///
     /// # Errors
     /// The submission, when the ring is full.
@@ -70,22 +74,36 @@ impl Node {
         self.port.submit(submission)
     }
 
-    /// The oldest event that has not been taken.
+    /// Submits to one of its cores: a transfer to the one that has the connection ([`Link::core`]).
+    ///
+    /// # Errors
+    /// The submission, when the ring is full, and for a core that the node has not.
+    pub fn submit_to(
+        &mut self,
+        core: usize,
+        submission: Submission<'static>,
+    ) -> Result<(), Submission<'static>> {
+        self.port.submit_to(core, submission)
+    }
+
+    /// The oldest event of some core that has not been taken.
     pub fn event(&mut self) -> Option<Event<'static>> {
         self.port.event()
     }
 
-    /// What its core has counted.
+    /// What its cores have counted.
     #[must_use]
-    pub const fn counters(&self) -> &'static Counters {
+    pub const fn counters(&self) -> CoreCounters {
         self.counters
     }
 }
 
-/// What makes the device value of a node, on the node's own thread, and registers its memory.
+/// What makes the device value of one core of a node, on the core's own thread, and registers its memory.
 pub(crate) trait Backend: Send + 'static {
     /// The device value.
     type Nic: Nic + 'static;
+    /// What the devices of a node's other cores must know of the memory that they share.
+    type Shared: Clone + Send + 'static;
 
     /// Makes it.
     fn nic(&mut self, node: Nid, needs: &Needs) -> Result<Self::Nic, NodeError>;
@@ -100,6 +118,18 @@ pub(crate) trait Backend: Send + 'static {
         rights: Rights,
     ) -> Result<Range<'static>, NodeError>;
 
+    /// All memory that was taken so far.
+    fn share(&self) -> Self::Shared;
+
+    /// Makes the memory of the node's first core known to this core's device, under the same keys. Comes before
+    /// anything is taken.
+    fn join(
+        &mut self,
+        nic: &mut Self::Nic,
+        node: Nid,
+        shared: Self::Shared,
+    ) -> Result<(), NodeError>;
+
     /// What the device still holds, if it can tell.
     fn gauges(nic: &Self::Nic) -> Option<Gauges>;
 }
@@ -107,21 +137,29 @@ pub(crate) trait Backend: Send + 'static {
 /// The software device.
 pub(crate) struct SoftBackend {
     pub(crate) profile: Profile,
-    /// To every other node's device, in the order of the node file.
+    /// To every other core's device, in the order of all cores of the node file.
     pub(crate) ports: Vec<soft::Port<'static>>,
     /// For the tap on them.
     pub(crate) recorder: Option<Recorder<'static, Ticker>>,
+    /// What goes wrong.
+    pub(crate) faults: Option<Faults>,
+    pub(crate) taken: Vec<(soft::Memory, LKey)>,
 }
 
 impl Backend for SoftBackend {
     type Nic = Device;
+    type Shared = Vec<(soft::Memory, LKey)>;
 
     fn nic(&mut self, node: Nid, needs: &Needs) -> Result<Device, NodeError> {
         let wires = wires(core::mem::take(&mut self.ports), self.recorder.take());
-        device(needs, self.profile, wires).ok_or(NodeError::Device {
+        let mut device = device(needs, self.profile, wires).ok_or(NodeError::Device {
             node,
             what: "its own limits",
-        })
+        })?;
+        if let Some(faults) = self.faults {
+            *device.faults() = faults;
+        }
+        Ok(device)
     }
 
     fn take(
@@ -135,11 +173,32 @@ impl Backend for SoftBackend {
         let range = arena
             .take(bytes, PAGE, LKey::default())
             .map_err(|source| NodeError::Take { node, source })?;
-        nic.register_range(range, PROTECTION_DOMAIN, rights)
+        let memory = soft::Memory::of_range(&range, PROTECTION_DOMAIN).with_rights(rights);
+        let range = nic
+            .register_range(range, PROTECTION_DOMAIN, rights)
             .map_err(|_| NodeError::Device {
                 node,
                 what: "another memory region",
-            })
+            })?;
+        self.taken.push((memory, range.sge().lkey));
+        Ok(range)
+    }
+
+    fn share(&self) -> Self::Shared {
+        self.taken.clone()
+    }
+
+    fn join(&mut self, nic: &mut Device, node: Nid, shared: Self::Shared) -> Result<(), NodeError> {
+        for (memory, lkey) in shared {
+            // A device numbers its memories in the order in which they come.
+            if nic.register(memory).ok() != Some(lkey) {
+                return Err(NodeError::Device {
+                    node,
+                    what: "the memory of its other cores under the same key",
+                });
+            }
+        }
+        Ok(())
     }
 
     fn gauges(nic: &Device) -> Option<Gauges> {
@@ -147,9 +206,9 @@ impl Backend for SoftBackend {
     }
 }
 
-/// What a polling thread needs to make a node.
+/// What a polling thread needs to make one core of a node.
 pub(crate) struct Blueprint<A, B: Backend> {
-    /// Its place in the node file.
+    /// The node's place in the node file.
     pub(crate) index: usize,
     pub(crate) node: config::Node,
     pub(crate) memory: config::Memory,
@@ -159,25 +218,60 @@ pub(crate) struct Blueprint<A, B: Backend> {
     pub(crate) stamp: u64,
     pub(crate) orders: Consumer<'static, Order<B::Nic>>,
     pub(crate) reports: Producer<'static, Report<B::Nic>>,
-    pub(crate) notices: Consumer<'static, Notice>,
-    pub(crate) counters: &'static Counters,
-    /// What runs beside the poller; without one, a [`Node`] is handed out.
-    pub(crate) application: Option<A>,
-    /// Bytes of each range of memory for whoever uses the node.
-    pub(crate) ranges: Vec<usize>,
+    pub(crate) submissions: Consumer<'static, Submission<'static>>,
+    pub(crate) events: Producer<'static, Event<'static>>,
+    pub(crate) counters: CoreCounters,
+    pub(crate) busy: &'static [AtomicU64],
+    /// Which of the node's cores it is.
+    pub(crate) core: usize,
+    pub(crate) role: Role<A, B>,
 }
 
-/// A node on its polling thread.
+/// What one core of a node does for the others.
+pub(crate) enum Role<A, B: Backend> {
+    /// It makes the memory that all use, and steps the application.
+    First {
+        /// To all cores.
+        port: Port,
+        notices: Consumer<'static, Notice>,
+        /// What runs beside the poller; without one, a [`Node`] is handed out.
+        application: Option<A>,
+        /// Bytes of each range of memory for whoever uses the node.
+        ranges: Vec<usize>,
+        others: Vec<Sender<Common<B>>>,
+    },
+    /// It waits for that memory.
+    Other(Receiver<Common<B>>),
+}
+
+impl<A, B: Backend> Role<A, B> {
+    pub(crate) const fn is_first(&self) -> bool {
+        matches!(self, Self::First { .. })
+    }
+}
+
+/// Memory that all cores of a node export.
+pub(crate) struct Common<B: Backend> {
+    memories: B::Shared,
+    /// Place of the export in the node, match bits of the piece, and where it is.
+    exports: Vec<(usize, MatchBits, SharedRange<'static>)>,
+}
+
+/// An exported piece on its way to a poller.
+type Piece = (usize, MatchBits, &'static mut PageList<'static>);
+
+/// One core of a node on its polling thread.
 pub(crate) struct Seat<A, B: Backend> {
     pub(crate) index: usize,
+    pub(crate) core: usize,
     pub(crate) nid: Nid,
     poller: Poller<'static, B::Nic>,
-    notices: Consumer<'static, Notice>,
-    application: Option<(A, Port)>,
-    busy: Ticks,
+    application: Option<(A, Port, Consumer<'static, Notice>)>,
+    busy: &'static [AtomicU64],
+    own_busy: Ticks,
 }
 
-/// What is told of a node that has been made.
+/// What is told of a core that has been made.
 pub(crate) struct Built {
     pub(crate) index: usize,
     /// What was asked of the machine and not granted.
@@ -186,54 +280,61 @@ pub(crate) struct Built {
 }
 
 impl<A: Application, B: Backend> Seat<A, B> {
-    /// Makes a node on the thread that will poll for it, so that its memory is near that core.
+    /// Makes one core of a node on the thread that will poll for it, so that its memory is near that core.
     pub(crate) fn build(
         mut plan: Blueprint<A, B>,
         clock: &Clock,
     ) -> Result<(Self, Built), NodeError> {
         let nid = plan.node.nid;
-        let (huge, lock) = wishes(plan.memory);
-        let mut notes = Vec::new();
-        let mut keep = |made: Result<(Arena, Vec<Note>), ArenaError>| {
-            let (arena, said) = made.map_err(|source| NodeError::Arena { node: nid, source })?;
-            notes.extend(said.into_iter().map(|note| format!("{nid}: {note}")));
-            Ok::<&'static Arena, NodeError>(Box::leak(Box::new(arena)))
+        let mut arenas = Arenas::new(nid, plan.memory);
+        let first = plan.role.is_first();
+        let bytes = if first {
+            plan.needs.bytes
+        } else {
+            plan.needs.own_bytes
         };
-        let arena = keep(Arena::new(plan.needs.bytes, huge, lock))?;
+        let arena = arenas.keep(|huge, lock| Arena::new(bytes, huge, lock))?;
         let mut device = plan.backend.nic(nid, &plan.needs)?;
         // What peers may be shown for good: `exposure = "arena"`.
         let open = match plan.memory.exposure {
             Exposure::Arena => Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
             Exposure::None => Rights::LOCAL_WRITE,
         };
-        let mut registered = |arena: &'static Arena, bytes: usize, rights: Rights| {
-            plan.backend.take(&mut device, nid, arena, bytes, rights)
-        };
-        let mut messages = Some(registered(arena, plan.needs.messages, Rights::LOCAL_WRITE)?);
-        let mut staging = match plan.needs.staging {
-            0 => None,
-            bytes => Some(registered(arena, bytes, open)?),
-        };
         let mut exports = Vec::new();
-        for export in &plan.node.exports {
-            let (arena, rights) = match &export.content {
-                // Nothing writes into a file's copy, not even our own device.
-                Content::File(path) if !export.writable => {
-                    (keep(Arena::from_file(path, huge, lock))?, Rights::empty())
+        let mut memory = Vec::new();
+        match &mut plan.role {
+            Role::First { ranges, others, .. } => {
+                let mut take = |arena: &'static Arena, bytes: usize, rights: Rights| {
+                    plan.backend.take(&mut device, nid, arena, bytes, rights)
+                };
+                let pieces = exported(&plan.node, arena, open, &mut arenas, &mut take)?;
+                for bytes in ranges {
+                    memory.push(take(arena, *bytes, open)?);
                 }
-                Content::File(path) => (keep(Arena::from_file(path, huge, lock))?, open),
-                Content::Memory if export.writable => (arena, open),
-                Content::Memory => (arena, Rights::LOCAL_WRITE),
-            };
-            for piece in export.pieces() {
-                let range = registered(arena, piece.length as usize, rights)?;
-                exports.push((export, piece.match_bits, range));
+                exports = share(&plan.backend, pieces, others).map_err(|()| NodeError::Device {
+                    node: nid,
+                    what: "a page list",
+                })?;
+            }
+            Role::Other(common) => {
+                // It fails with the thread of the first core, which tells why.
+                let common = common.recv().map_err(|_| NodeError::FirstCore(nid))?;
+                plan.backend.join(&mut device, nid, common.memories)?;
+                for (export, match_bits, range) in common.exports {
+                    if let Some(list) = shared_list(range) {
+                        exports.push((export, match_bits, list));
+                    }
+                }
             }
         }
-        let mut memory = Vec::new();
-        for bytes in &plan.ranges {
-            memory.push(registered(arena, *bytes, open)?);
-        }
+        let mut take = |bytes: usize, rights: Rights| {
+            plan.backend.take(&mut device, nid, arena, bytes, rights)
+        };
+        let mut messages = Some(take(plan.needs.messages, Rights::LOCAL_WRITE)?);
+        let mut staging = match plan.needs.staging {
+            0 => None,
+            bytes => on_boundary(take(bytes, open)?),
+        };
         let sizes = plan.needs.sizes;
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
@@ -246,17 +347,17 @@ impl<A: Application, B: Backend> Seat<A, B> {
             entries: lend(sizes.entries, Slot::vacant),
             messages: lend(sizes.messages, || next_buffer(&mut messages)),
             sends: lend(sizes.sends, WrId::default),
-            counters: plan.counters,
+            counters: plan
+                .counters
+                .get(plan.core)
+                .copied()
+                .ok_or(NodeError::NoNode(nid))?,
         };
-        // Every transfer may end before the application looks; an entry has two events.
-        let events = sizes.transfers + 2 * sizes.entries + 16;
-        let (submissions, submissions_in) = ring_of(events);
-        let (events_out, events) = ring_of(events);
         let ends = Ends {
             orders: plan.orders,
             reports: plan.reports,
-            submissions: submissions_in,
-            events: events_out,
+            submissions: plan.submissions,
+            events: plan.events,
         };
         let limits = Limits {
             nid,
@@ -276,27 +377,18 @@ impl<A: Application, B: Backend> Seat<A, B> {
         let mut poller = Poller::new(device, storage, ends, limits, clock.now())
             .map_err(|source| NodeError::Storage { node: nid, source })?;
         poller.set_copier(best_copy());
-        let mut port = Port {
-            submissions,
-            events,
-        };
-        for (export, match_bits, range) in exports {
-            attach(
-                &mut poller,
-                &mut port,
-                nid,
-                clock,
-                export,
-                match_bits,
-                range,
-            )?;
-        }
-        let (application, node) = match plan.application {
-            Some(mut application) => {
+        attach_all(&mut poller, &plan.node, exports)?;
+        let (application, node) = match plan.role {
+            Role::First {
+                port,
+                notices,
+                application: Some(mut application),
+                ..
+            } => {
                 application.begin(memory);
-                (Some((application, port)), None)
+                (Some((application, port, notices)), None)
             }
-            None => {
+            Role::First { port, .. } => {
                 let node = Node {
                     nid,
                     port,
@@ -305,18 +397,20 @@ impl<A: Application, B: Backend> Seat<A, B> {
                 };
                 (None, Some(node))
             }
+            Role::Other(_) => (None, None),
         };
         let seat = Self {
             index: plan.index,
+            core: plan.core,
             nid,
             poller,
-            notices: plan.notices,
             application,
-            busy: Ticks(0),
+            busy: plan.busy,
+            own_busy: Ticks(0),
         };
         let built = Built {
             index: plan.index,
-            notes,
+            notes: arenas.notes,
             node,
         };
         Ok((seat, built))
@@ -332,66 +426,170 @@ impl<A: Application, B: Backend> Seat<A, B> {
         let progress = self.poller.poll(before)?;
         let now = clock.now();
         if progress.work != 0 {
-            self.busy = Ticks(self.busy.0.wrapping_add(now.since(before).0));
+            self.own_busy = Ticks(self.own_busy.0.wrapping_add(now.since(before).0));
+            if let Some(busy) = self.busy.get(self.core) {
+                // Relaxed: a number for people.
+                busy.store(self.own_busy.0, Ordering::Relaxed);
+            }
         }
-        let Some((application, port)) = &mut self.application else {
+        let Some((application, port, notices)) = &mut self.application else {
             return Ok(progress.work != 0);
         };
-        while let Some(notice) = self.notices.pop() {
+        while let Some(notice) = notices.pop() {
             application.notice(notice);
         }
+        let busy = self.busy.iter().fold(0_u64, |sum, core| {
+            // Relaxed: as above.
+            sum.wrapping_add(core.load(Ordering::Relaxed))
+        });
         let turn = Turn {
             now,
-            busy: self.busy,
+            busy: Ticks(busy),
         };
         let stepped = application.step(port, turn);
         Ok(progress.work != 0 || stepped != 0)
     }
 
-    /// What its device still holds, and its application, at the end.
-    pub(crate) fn end(mut self) -> (usize, Option<Gauges>, Option<A>) {
-        let gauges = B::gauges(self.poller.nic());
-        let application = self.application.map(|(application, _)| application);
-        (self.index, gauges, application)
+    /// What is left of it at the end.
+    pub(crate) fn end(mut self) -> Left<A> {
+        let device = B::gauges(self.poller.nic());
+        Left {
+            index: self.index,
+            core: self.core,
+            device,
+            application: self.application.map(|(application, ..)| application),
+        }
     }
 }
 
-/// Exports one piece, and waits for the poller to say so.
-fn attach<N: Nic>(
-    poller: &mut Poller<'static, N>,
-    port: &mut Port,
-    node: Nid,
-    clock: &Clock,
-    export: &config::Export,
-    match_bits: MatchBits,
-    range: Range<'static>,
-) -> Result<(), NodeError> {
-    let refused = |why| NodeError::Export {
-        node,
-        export: export.name.clone(),
-        why,
-    };
-    let mut options = EntryOptions::GET;
-    options.set(EntryOptions::PUT, export.writable);
-    let entry = Entry {
-        token: Token(match_bits.0),
-        portal: export.portal,
-        match_bits,
-        ignore_bits: MatchBits(0),
-        from: Nid::ANY,
-        options,
-        memory: page_list(range).ok_or_else(|| refused(None))?,
-    };
-    port.submit(Submission::Attach(entry))
-        .map_err(|_| refused(None))?;
-    poller
-        .poll(clock.now())
-        .map_err(|fault| NodeError::Fault { node, fault })?;
-    match port.event() {
-        Some(Event::Attached { .. }) => Ok(()),
-        Some(Event::Detached { why, .. }) => Err(refused(why)),
-        _ => Err(refused(None)),
+/// What is left of one core of a node.
+pub(crate) struct Left<A> {
+    pub(crate) index: usize,
+    pub(crate) core: usize,
+    /// What its device still holds.
+    pub(crate) device: Option<Gauges>,
+    pub(crate) application: Option<A>,
+}
+
+/// Arenas that live as long as the process, and what was not granted of them.
+struct Arenas {
+    nid: Nid,
+    huge: HugePages,
+    lock: Lock,
+    notes: Vec<String>,
+}
+
+impl Arenas {
+    fn new(nid: Nid, memory: config::Memory) -> Self {
+        let (huge, lock) = wishes(memory);
+        Self {
+            nid,
+            huge,
+            lock,
+            notes: Vec::new(),
+        }
     }
+
+    fn keep(
+        &mut self,
+        make: impl FnOnce(HugePages, Lock) -> Result<(Arena, Vec<Note>), ArenaError>,
+    ) -> Result<&'static Arena, NodeError> {
+        let node = self.nid;
+        let (arena, said) =
+            make(self.huge, self.lock).map_err(|source| NodeError::Arena { node, source })?;
+        self.notes
+            .extend(said.into_iter().map(|note| format!("{node}: {note}")));
+        Ok(Box::leak(Box::new(arena)))
+    }
+}
+
+/// Takes the memory of every export of a node.
+fn exported(
+    node: &config::Node,
+    arena: &'static Arena,
+    open: Rights,
+    arenas: &mut Arenas,
+    take: &mut impl FnMut(&'static Arena, usize, Rights) -> Result<Range<'static>, NodeError>,
+) -> Result<Vec<(usize, MatchBits, Range<'static>)>, NodeError> {
+    let mut pieces = Vec::new();
+    for (place, export) in node.exports.iter().enumerate() {
+        let mut of_file =
+            |path: &Path| arenas.keep(|huge, lock| Arena::from_file(path, huge, lock));
+        let (arena, rights) = match &export.content {
+            // Nothing writes into a file's copy, not even our own device.
+            Content::File(path) if !export.writable => (of_file(path)?, Rights::empty()),
+            Content::File(path) => (of_file(path)?, open),
+            Content::Memory if export.writable => (arena, open),
+            Content::Memory => (arena, Rights::LOCAL_WRITE),
+        };
+        for piece in export.pieces() {
+            let range = take(arena, piece.length as usize, rights)?;
+            pieces.push((place, piece.match_bits, range));
+        }
+    }
+    Ok(pieces)
+}
+
+/// Tells the other cores of a node what all of them export, and keeps one share.
+fn share<B: Backend>(
+    backend: &B,
+    pieces: Vec<(usize, MatchBits, Range<'static>)>,
+    others: &[Sender<Common<B>>],
+) -> Result<Vec<Piece>, ()> {
+    if others.is_empty() {
+        let own = pieces
+            .into_iter()
+            .map(|(place, bits, range)| Some((place, bits, page_list(range)?)));
+        return own.collect::<Option<_>>().ok_or(());
+    }
+    let exports: Vec<_> = pieces
+        .into_iter()
+        .map(|(place, bits, range)| (place, bits, range.share()))
+        .collect();
+    for other in others {
+        // One that has died tells why.
+        let _ = other.send(Common {
+            memories: backend.share(),
+            exports: exports.clone(),
+        });
+    }
+    let own = exports
+        .into_iter()
+        .map(|(place, bits, range)| Some((place, bits, shared_list(range)?)));
+    own.collect::<Option<_>>().ok_or(())
+}
+
+/// Exports all pieces.
+fn attach_all<N: Nic>(
+    poller: &mut Poller<'static, N>,
+    node: &config::Node,
+    pieces: Vec<Piece>,
+) -> Result<(), NodeError> {
+    for (place, match_bits, memory) in pieces {
+        let Some(export) = node.exports.get(place) else {
+            continue;
+        };
+        let refused = |why| NodeError::Export {
+            node: node.nid,
+            export: export.name.clone(),
+            why,
+        };
+        let mut options = EntryOptions::GET;
+        options.set(EntryOptions::PUT, export.writable);
+        let entry = Entry {
+            token: Token(match_bits.0),
+            portal: export.portal,
+            match_bits,
+            ignore_bits: MatchBits(0),
+            from: Nid::ANY,
+            options,
+            memory,
+        };
+        poller
+            .export(entry)
+            .map_err(|(_, why)| refused(Some(why)))?;
+    }
+    Ok(())
 }
 
 fn wires(ports: Vec<soft::Port<'static>>, recorder: Option<Recorder<'static, Ticker>>) -> Wires {
@@ -420,11 +618,28 @@ fn device(needs: &Needs, profile: Profile, wires: Wires) -> Option<Device> {
     Some(device)
 }
 
+/// A page list of one range that other cores have too.
+fn shared_list(range: SharedRange<'static>) -> Option<&'static mut PageList<'static>> {
+    let mut list = PageList::new();
+    list.push_shared(range).ok()?;
+    Some(Box::leak(Box::new(list)))
+}
+
 /// A page list of one range.
 pub(crate) fn page_list(range: Range<'static>) -> Option<&'static mut PageList<'static>> {
     let mut list = PageList::new();
     list.push(range).ok()?;
     Some(Box::leak(Box::new(list)))
+}
+
+/// From the first boundary of a staging buffer's length on, so that a device with short page lists covers one in few
+/// large pages.
+fn on_boundary(range: Range<'static>) -> Option<Range<'static>> {
+    let length = u64::from(STAGE_BYTES);
+    let begin = range.sge().address;
+    let skip = begin.next_multiple_of(length) - begin;
+    let (_, rest) = range.split_at(u32::try_from(skip).ok()?).ok()?;
+    Some(rest)
 }
 
 fn next_buffer(rest: &mut Option<Range<'static>>) -> Option<Buffer<'static>> {
@@ -469,7 +684,9 @@ const fn wishes(memory: config::Memory) -> (HugePages, Lock) {
 /// Names a connection as its owner sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// For submissions of the node that asked.
+    /// Which core of the node that asked has it; 0 is the first.
+    pub core: usize,
+    /// For submissions to that core.
     pub connection: Handle,
     /// Agreed queue depth.
     pub queue_depth: u16,

@@ -19,7 +19,7 @@ pub(crate) struct Plan {
     pub(crate) placement: Placement,
     /// The software device.
     pub(crate) profile: Profile,
-    /// What every node holds, its entries aside.
+    /// What every core holds, its entries aside.
     pub(crate) shape: Shape,
     /// No key outlives its transfer.
     pub(crate) keys_are_short: bool,
@@ -35,10 +35,10 @@ impl Plan {
     /// # Errors
     /// What cannot be done on this device, or not by this program.
     pub(crate) fn new(config: &Config, machine: &Machine<'_>) -> Result<Self, NodeError> {
-        Self::for_connections(config, machine, connections(config.nodes.len()))
+        Self::for_connections(config, machine, connections(config))
     }
 
-    /// Works it out as if each node had so many connections.
+    /// Works it out as if each core had so many connections.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -66,7 +66,6 @@ impl Plan {
         connections: usize,
     ) -> Result<Self, NodeError> {
         let placement = config.placement(machine);
-        one_core_each(config, &placement)?;
         one_writer_each(config)?;
         let tunables = &config.tunables;
         let wanted = Shape {
@@ -138,6 +137,10 @@ impl Plan {
                 offer |= Extensions::KEYS_MAY_BE_KILLED;
             }
         }
+        offer.set(
+            Extensions::LAST_WRITE_IMMEDIATE,
+            node.extensions.write_with_immediate,
+        );
         offer
     }
 
@@ -187,14 +190,18 @@ impl Plan {
             .flat_map(config::Export::pieces)
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
-        let staging = sizes.staging.saturating_mul(STAGE_BYTES as usize);
-        let bytes = [messages, staging]
-            .into_iter()
-            .chain(exported)
+        // One more, to begin on a boundary of their length.
+        let staging = match sizes.staging {
+            0 => 0,
+            buffers => buffers
+                .saturating_add(1)
+                .saturating_mul(STAGE_BYTES as usize),
+        };
+        let paged = |sum: usize, bytes: usize| sum.saturating_add(bytes.saturating_add(PAGE));
+        let own_bytes = [messages, staging].into_iter().fold(0, paged);
+        let bytes = exported
             .chain(application.iter().copied())
-            .fold(0_usize, |sum, bytes| {
-                sum.saturating_add(bytes.saturating_add(PAGE))
-            });
+            .fold(own_bytes, paged);
         Ok(Needs {
             shape,
             sizes,
@@ -202,12 +209,13 @@ impl Plan {
             device,
             messages,
             staging,
+            own_bytes,
             bytes,
         })
     }
 }
 
-/// How much of everything one node needs.
+/// How much of everything one core of a node needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Needs {
     pub(crate) shape: Shape,
@@ -216,9 +224,11 @@ pub(crate) struct Needs {
     pub(crate) device: soft::Sizes,
     /// Bytes of message buffers.
     pub(crate) messages: usize,
-    /// Bytes of staging buffers.
+    /// Bytes of staging buffers, and what it takes to begin them on a boundary.
     pub(crate) staging: usize,
-    /// Bytes of its arena, exported files aside.
+    /// Bytes of its arena, if it is not the node's first core.
+    pub(crate) own_bytes: usize,
+    /// Bytes of the first core's arena, exported files aside.
     pub(crate) bytes: usize,
 }
 
@@ -325,6 +335,9 @@ fn profile(config: &Config) -> Result<Profile, NodeError> {
     if let Some(given) = device.max_qp {
         profile.max_qp = given;
     }
+    if let Some(given) = device.granted_send_wr {
+        profile.granted_send_wr = given;
+    }
     let capabilities = &mut profile.capabilities;
     for (limit, given) in [
         (&mut capabilities.max_fragments, device.max_fragments),
@@ -356,10 +369,36 @@ pub(crate) const fn profile_of(profile: SoftProfile) -> Option<Profile> {
     })
 }
 
-/// One connection in each direction with every other node.
-pub(crate) const fn connections(nodes: usize) -> usize {
-    let others = nodes.saturating_sub(1);
-    if others == 0 { 1 } else { 2 * others }
+/// Connections that a core must hold: those that a node makes to every other and those that come from there, shared out
+/// over its cores; the most of any node.
+pub(crate) fn connections(config: &Config) -> usize {
+    let conns = |node: &config::Node| usize::from(node.conns_per_peer);
+    let sum: usize = config.nodes.iter().map(conns).sum();
+    let others = config.nodes.len().saturating_sub(1);
+    config
+        .nodes
+        .iter()
+        .map(|node| {
+            let all = conns(node) * others + (sum - conns(node));
+            all.div_ceil(cores_of(node))
+        })
+        .fold(1, usize::max)
+}
+
+/// How many cores poll for a node.
+pub(crate) fn cores_of(node: &config::Node) -> usize {
+    match &node.cores {
+        config::Cores::Auto => 1,
+        config::Cores::Listed(cores) => cores.len().max(1),
+    }
+}
+
+/// The core that is the `nth` of a node in the order of the file.
+pub(crate) fn nth_of(node: &config::Node, core: usize) -> usize {
+    match &node.cores {
+        config::Cores::Auto => 0,
+        config::Cores::Listed(cores) => cores.iter().position(|own| *own == core).unwrap_or(0),
+    }
 }
 
 /// Transfers of an application that may wait for their turn.
@@ -371,25 +410,6 @@ fn waiting(config: &Config) -> usize {
     });
     let most = jobs.flatten().max().unwrap_or(0);
     usize::try_from(most).unwrap_or(0).max(64)
-}
-
-/// A node's memory belongs to the core that polls for it, so there is one.
-fn one_core_each(config: &Config, placement: &Placement) -> Result<(), NodeError> {
-    for (index, node) in config.nodes.iter().enumerate() {
-        let cores: Vec<usize> = placement
-            .threads
-            .iter()
-            .filter(|thread| thread.nodes.contains(&index))
-            .map(|thread| thread.core)
-            .collect();
-        if cores.len() > 1 {
-            return Err(NodeError::SeveralCores {
-                node: node.nid,
-                cores,
-            });
-        }
-    }
-    Ok(())
 }
 
 /// Two nodes that write to one export would each find what the other has written.
@@ -504,10 +524,18 @@ mod tests {
     }
 
     #[test]
-    fn several_cores_for_one_node_are_refused_by_name() {
-        let error = plan(&nodes("", "cores = [0, 1]")).unwrap_err();
-        assert!(matches!(error, NodeError::SeveralCores { .. }));
-        assert!(error.to_string().contains("10.0.0.1@o2ib"), "{error}");
+    fn connections_are_shared_out_over_the_cores_of_a_node() {
+        let of = |first: &str, tunables: &str| {
+            let text = format!("[tunables]\n{tunables}\n{}", nodes("", first));
+            plan(&text).unwrap().shape.connections
+        };
+        assert_eq!(of("", ""), 2);
+        assert_eq!(of("conns_per_peer = 3", ""), 4);
+        assert_eq!(of("", "conns_per_peer = 4"), 8);
+        // The second node has one core for all eight.
+        assert_eq!(of("cores = [0, 1]", "conns_per_peer = 4"), 8);
+        let both = nodes("", "cores = [0]\nconns_per_peer = 2");
+        assert_eq!(plan(&both).unwrap().shape.windows, 2 * 3 * 8);
     }
 
     #[test]

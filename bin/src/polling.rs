@@ -11,11 +11,10 @@ use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::Clock;
 use o2poll_hal::cores::{self, Switches};
 use o2poll_hal::count_alloc::{Counts, Watch};
-use o2poll_soft::Gauges;
 
 use crate::NodeError;
 use crate::application::Application;
-use crate::node::{Backend, Blueprint, Built, Seat};
+use crate::node::{Backend, Blueprint, Built, Left, Seat};
 
 /// What all threads share.
 #[derive(Debug, Default)]
@@ -45,8 +44,8 @@ pub(crate) struct Ended<A> {
     pub(crate) allocations: Counts,
     /// How often the thread was taken off its core, or gave it up, meanwhile.
     pub(crate) switches: Option<Switches>,
-    /// What each node's device held at the end, and its application.
-    pub(crate) nodes: Vec<(usize, Option<Gauges>, Option<A>)>,
+    /// What is left of each core of a node that it polled for.
+    pub(crate) left: Vec<Left<A>>,
     /// The node whose device failed.
     pub(crate) fault: Option<(Nid, Fault)>,
 }
@@ -87,7 +86,9 @@ fn make<A: Application, B: Backend>(
 ) -> Result<Vec<Seat<A, B>>, NodeError> {
     cores::pin(core).map_err(|source| NodeError::Pin { core, source })?;
     let mut seats = Vec::new();
-    for plan in nodes {
+    // First cores wait for nobody, and the others for those.
+    let (first, other): (Vec<_>, Vec<_>) = nodes.into_iter().partition(|plan| plan.role.is_first());
+    for plan in first.into_iter().chain(other) {
         let (seat, built) = Seat::build(plan, clock)?;
         seats.push(seat);
         let _ = told.send(Ok(built));
@@ -112,7 +113,7 @@ fn run<A: Application, B: Backend>(
         core,
         allocations,
         switches: before.zip(after).map(|(before, after)| after.since(before)),
-        nodes: seats.into_iter().map(Seat::end).collect(),
+        left: seats.into_iter().map(Seat::end).collect(),
         fault,
     }
 }

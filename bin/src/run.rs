@@ -8,16 +8,17 @@ use std::path::Path;
 use std::sync::Arc;
 
 use o2poll_config::{Config, Device, Machine};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest as _, Sha256};
 
 use crate::capture::Summary;
 use crate::control::{Control, Options};
 use crate::copy::Hash;
+use crate::engine::{Engine, Fabric};
 use crate::job::{Job, Progress, peers};
-use crate::plan::Plan;
+use crate::plan::{Plan, cores_of};
 use crate::report::{Report, Scene};
+use crate::start;
 use crate::{Application as _, NodeError};
 
 /// Who watches a run.
@@ -50,54 +51,110 @@ pub fn run(
         }
         Ok(Some(job))
     })?;
-    for note in control.notes() {
-        watcher.line(note, true);
-    }
-    watcher.line(control.placement(), false);
-    let scene = Scene {
-        placement: control.placement().to_owned(),
-        idle: control.idle(),
-        clock: control.clock(),
+    let scene = scene(&control.0);
+    let course = Course {
+        config,
+        is_here: &|_| true,
+        progress: &progress,
+        dial: DIAL,
+        stop,
     };
-    let mut failures = Vec::new();
-    let dials = config
-        .nodes
-        .iter()
-        .flat_map(|node| peers(node).into_iter().map(|peer| (node.nid, peer)));
-    for (node, peer) in dials {
-        if let Err(error) = control.connect(node, peer, DIAL) {
-            failures.push(error.to_string());
-            break;
-        }
-    }
-    let mut finishing = !failures.is_empty();
-    if finishing {
-        control.finish();
-    }
-    while !progress.iter().all(|(_, progress)| progress.is_over()) {
-        // Relaxed: it carries nothing but itself.
-        if !finishing && stop.load(Ordering::Relaxed) {
-            finishing = true;
-            control.finish();
-        }
-        match control.turn() {
-            Ok(()) => {}
-            // Its transfers fail, and the jobs come to an end by that.
-            Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
-            Err(error) => return Err(error),
-        }
-        for line in control.log() {
-            watcher.line(&line, false);
-        }
-        watcher.look(&progress);
-        std::thread::sleep(if control.maps() { SHORT_NAP } else { NAP });
-    }
-    watcher.look(&progress);
+    let mut failures = course.run(&mut control.0, watcher)?;
     let finished = control.stop(STOP)?;
     if let Some(Summary { lost: 1.., .. }) = finished.capture {
         failures.push(String::from("the capture is not complete"));
     }
     Ok(Report::new(config, &scene, &finished, failures))
+}
+
+/// Where a run takes place.
+pub(crate) fn scene<F: Fabric>(engine: &Engine<Job, F>) -> Scene {
+    Scene {
+        placement: engine.placement().to_owned(),
+        idle: engine.idle(),
+        clock: engine.clock(),
+    }
+}
+
+/// The course of a run, from the first connection to the end of the last job.
+pub(crate) struct Course<'a> {
+    pub(crate) config: &'a Config,
+    /// Which nodes of the file run in this process.
+    pub(crate) is_here: &'a dyn Fn(Nid) -> bool,
+    pub(crate) progress: &'a [(Nid, Arc<Progress>)],
+    /// For the first connections.
+    pub(crate) dial: Duration,
+    pub(crate) stop: &'a AtomicBool,
+}
+
+impl Course<'_> {
+    /// Runs it; what failed, as sentences. Nodes that have no jobs, and no other node here that has one, serve until they
+    /// are stopped.
+    pub(crate) fn run<F: Fabric>(
+        &self,
+        engine: &mut Engine<Job, F>,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Vec<String>, NodeError> {
+        for note in engine.notes() {
+            watcher.line(note, true);
+        }
+        watcher.line(engine.placement(), false);
+        let mut failures = Vec::new();
+        let dials: Vec<(&o2poll_config::Node, Nid)> = self
+            .config
+            .nodes
+            .iter()
+            .filter(|node| (self.is_here)(node.nid))
+            .flat_map(|node| peers(node).into_iter().map(move |peer| (node, peer)))
+            .collect();
+        let serves = dials.is_empty() && matches!(self.config.device, Device::Verbs(_));
+        if serves {
+            watcher.line("ready: listens on port 987", true);
+        }
+        for (node, peer) in dials {
+            if let Err(error) = engine.keep(node.nid, peer, node.conns_per_peer, self.dial) {
+                failures.push(error.to_string());
+                break;
+            }
+        }
+        let mut finishing = !failures.is_empty();
+        if finishing {
+            engine.finish();
+        }
+        loop {
+            // Relaxed: it carries nothing but itself.
+            let stopped = self.stop.load(Ordering::Relaxed);
+            let over = self.progress.iter().all(|(_, progress)| progress.is_over());
+            if over && (!serves || stopped || finishing) {
+                break;
+            }
+            if !finishing && stopped {
+                finishing = true;
+                engine.finish();
+            }
+            match engine.turn(if engine.maps() { SHORT_NAP } else { NAP }) {
+                Ok(()) => {}
+                // A node that only serves lives longer than its peers.
+                Err(NodeError::Lost { .. }) if serves => {}
+                // It is given up: its transfers fail, and the jobs come to an end by that.
+                Err(error @ (NodeError::Lost { .. } | NodeError::Dial { .. })) => {
+                    failures.push(error.to_string());
+                }
+                Err(error @ NodeError::Removed { .. }) => {
+                    failures.push(error.to_string());
+                    finishing = true;
+                    engine.finish();
+                }
+                Err(error) => return Err(error),
+            }
+            for line in engine.log() {
+                watcher.line(&line, false);
+            }
+            watcher.look(self.progress);
+        }
+        watcher.look(self.progress);
+        Ok(failures)
+    }
 }
 
 /// What a run of this file would do, in a line; or why it would refuse to.
@@ -117,11 +174,7 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeErr
         ));
     }
     let plan = Plan::new(config, machine)?;
-    let counters: Vec<&'static Counters> = config
-        .nodes
-        .iter()
-        .map(|_| &*Box::leak(Box::new(Counters::new())))
-        .collect();
+    let counters = start::counters(config);
     let mut parts = vec![plan.placement.sentence.trim_end_matches('.').to_owned()];
     let mut memory = Vec::new();
     let mut jobs = Vec::new();
@@ -137,6 +190,10 @@ pub fn outline(config: &Config, machine: &Machine<'_>) -> Result<String, NodeErr
         let bytes = needs
             .bytes
             .saturating_add(usize::try_from(files).unwrap_or(usize::MAX));
+        let others = needs
+            .own_bytes
+            .saturating_mul(cores_of(node).saturating_sub(1));
+        let bytes = bytes.saturating_add(others);
         memory.push(format!("{} of memory for {}", mebibytes(bytes), node.nid));
         if let Some(copy) = &node.copy {
             let name = config.export(copy.file).map_or("", |export| &export.name);

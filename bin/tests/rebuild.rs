@@ -67,7 +67,10 @@ fn get(
         timeout: None,
     };
     let node = control.node(client).unwrap();
-    assert!(node.submit(Submission::Transfer(request)).is_ok());
+    assert!(
+        node.submit_to(link.core, Submission::Transfer(request))
+            .is_ok()
+    );
     loop {
         match control.wait(client, PATIENCE) {
             Ok(Event::Done {
@@ -127,10 +130,12 @@ fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
 
     let finished = control.stop(PATIENCE).unwrap();
     for node in &finished.nodes {
-        assert_eq!(node.leftovers, Some(Leftovers::default()), "{}", node.nid);
-        assert_eq!(node.keys_alive, 0);
-        assert_eq!(node.device.unwrap().live_keys, 0);
+        let core = &node.cores[0];
+        assert_eq!(core.leftovers, Some(Leftovers::default()), "{}", node.nid);
+        assert_eq!(core.keys_alive, 0);
+        assert_eq!(core.device.unwrap().live_keys, 0);
     }
-    assert_eq!(finished.nodes[1].windows_rebuilt, 1);
-    assert_eq!(finished.nodes[1].counters.windows_broken.get(), 1);
+    let core = &finished.nodes[1].cores[0];
+    assert_eq!(core.windows_rebuilt, 1);
+    assert_eq!(core.counters.windows_broken.get(), 1);
 }

@@ -51,6 +51,7 @@ pub(crate) fn check(
             Some(Node {
                 nid: node.nid.as_ref()?.value,
                 cores: node.cores.as_ref()?.value.clone(),
+                conns_per_peer: node.conns_per_peer?,
                 extensions: node.extensions?,
                 exports: exports.into_iter().collect::<Option<_>>()?,
                 copy: match copy {
@@ -335,6 +336,7 @@ impl<'a> Jobs<'a> {
             into: into?.0,
             transfer: u32::try_from(job.transfer.as_ref()?.value).ok()?,
             in_flight: job.in_flight.as_ref()?.value,
+            repeat: job.repeat.as_ref()?.value,
         })
     }
 
@@ -420,6 +422,7 @@ impl<'a> Jobs<'a> {
             duration: job.duration.as_ref()?.value,
             verify: job.verify.as_ref()?.value,
             seed: job.seed.as_ref()?.value,
+            repeat: job.repeat.as_ref()?.value,
         })
     }
 

@@ -36,6 +36,7 @@ pub(crate) struct Draft {
 pub(crate) struct DraftNode {
     pub(crate) nid: Option<At<Nid>>,
     pub(crate) cores: Option<At<Cores>>,
+    pub(crate) conns_per_peer: Option<u8>,
     pub(crate) extensions: Option<Extensions>,
     pub(crate) exports: Vec<DraftExport>,
     pub(crate) copy: Option<DraftCopy>,
@@ -67,6 +68,7 @@ pub(crate) struct DraftCopy {
     pub(crate) into: Option<At<String>>,
     pub(crate) transfer: Option<At<u64>>,
     pub(crate) in_flight: Option<At<u32>>,
+    pub(crate) repeat: Option<At<bool>>,
 }
 
 #[derive(Debug)]
@@ -81,6 +83,7 @@ pub(crate) struct DraftWorkload {
     pub(crate) duration: Option<At<Duration>>,
     pub(crate) verify: Option<At<bool>>,
     pub(crate) seed: Option<At<u64>>,
+    pub(crate) repeat: Option<At<bool>>,
 }
 
 /// Reads every key.
@@ -244,6 +247,7 @@ fn soft(mut section: Section<'_>, replacement: Option<SoftProfile>) -> Option<At
     let max_cqe = limit("max_cqe", 16..=4_194_304);
     let max_windows = limit("max_windows", 1..=1_048_576);
     let max_qp = limit("max_qp", 1..=1_048_576);
+    let granted_send_wr = limit("granted_send_wr", 16..=65_536);
     section.finish(|key| match key {
         "max_qp_wr" => Some("it has two names here: max_send_wr and max_recv_wr"),
         "windows" => Some("it is named max_windows"),
@@ -264,6 +268,7 @@ fn soft(mut section: Section<'_>, replacement: Option<SoftProfile>) -> Option<At
             max_cqe: max_cqe?,
             max_windows: max_windows?,
             max_qp: max_qp?,
+            granted_send_wr: granted_send_wr?,
         }),
         span: profile.span,
         given: profile.given,
@@ -317,6 +322,15 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
         duration(span.clone()),
     );
     let keepalive = section.or("keepalive", Duration::from_secs(100), duration(span));
+    let conns_per_peer = section.or("conns_per_peer", 1, integer(1..=MOST_CONNS));
+    let reconnects = section.or("reconnects", 20, integer(0..=10_000));
+    let pause = Duration::from_millis(1)..=Duration::from_secs(3600);
+    let min_reconnect = section.or(
+        "min_reconnect",
+        Duration::from_millis(100),
+        duration(pause.clone()),
+    );
+    let max_reconnect = section.or("max_reconnect", Duration::from_secs(1), duration(pause));
     let concurrent_writes = section.or("concurrent_writes", 4, integer(1..=64));
     let idle = section.or(
         "idle",
@@ -328,6 +342,18 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
         ]),
     );
     section.finish(ko2iblnd_only);
+
+    if let (Some(least), Some(most)) = (&min_reconnect, &max_reconnect)
+        && least.value > most.value
+    {
+        let at = if least.given { least } else { most };
+        mistakes.push(Diagnostic::new(
+            "`min_reconnect` is longer than `max_reconnect`",
+            at.span.clone(),
+            format!("{:?}, and {:?} at most", least.value, most.value),
+            "pauses grow from the first to the second: make the first one shorter",
+        ));
+    }
 
     // ko2iblnd clamps the mark without a word (LU-12569, LU-15828).
     let credits = peer_credits.as_ref().map(|at| at.value);
@@ -386,6 +412,10 @@ fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
         timeout: timeout?.value,
         abandon_limit: abandon_limit?.value,
         keepalive: keepalive?.value,
+        conns_per_peer: conns_per_peer?.value,
+        reconnects: reconnects?.value,
+        min_reconnect: min_reconnect?.value,
+        max_reconnect: max_reconnect?.value,
         concurrent_writes: concurrent_writes?.value,
         idle: idle?.value,
     })
@@ -398,15 +428,26 @@ fn extensions(mut section: Section<'_>) -> Option<Extensions> {
         default.send_with_invalidate,
         boolean,
     );
+    let write_with_immediate = section.or(
+        "write_with_immediate",
+        default.write_with_immediate,
+        boolean,
+    );
     section.finish(|_| None);
     Some(Extensions {
         send_with_invalidate: send_with_invalidate?.value,
+        write_with_immediate: write_with_immediate?.value,
     })
 }
 
 fn node(mut section: Section<'_>, files: &mut Files<'_>, tunables: Option<&Tunables>) -> DraftNode {
     let nid = section.need("nid", "\"10.0.0.1@o2ib\"", nid);
     let cores = section.or("cores", Cores::Auto, cores(files.machine));
+    // A number that is wrong there is written down already.
+    let conns_default = tunables.map_or(1, |tunables| tunables.conns_per_peer);
+    let conns_per_peer = section
+        .or("conns_per_peer", conns_default, integer(1..=MOST_CONNS))
+        .map(|at| at.value);
     let has_extensions = section.has("extensions");
     let extensions = section
         .table(
@@ -444,6 +485,7 @@ fn node(mut section: Section<'_>, files: &mut Files<'_>, tunables: Option<&Tunab
     DraftNode {
         nid,
         cores,
+        conns_per_peer,
         extensions,
         exports,
         copy,
@@ -520,6 +562,7 @@ fn copy(mut section: Section<'_>, in_flight_default: u32) -> DraftCopy {
         into: section.need("into", "the name of a writable export of the peer", string),
         transfer: section.or("transfer", MAX_TRANSFER.into(), size(MAX_TRANSFER.into())),
         in_flight: section.or("in_flight", in_flight_default, integer(1..=MAX_IN_FLIGHT)),
+        repeat: section.or("repeat", true, boolean),
     };
     section.finish(|_| None);
     copy
@@ -548,6 +591,7 @@ fn workload(mut section: Section<'_>, in_flight_default: u32) -> DraftWorkload {
         ),
         verify: section.or("verify", true, boolean),
         seed: section.or("seed", 1, bits),
+        repeat: section.or("repeat", true, boolean),
     };
     section.finish(|_| None);
     workload
@@ -717,6 +761,8 @@ fn ko2iblnd_only(name: &str) -> Option<&'static str> {
         "use_fastreg_gaps" => {
             "the mechanism of registration is chosen for each transfer from what the device has"
         }
+        "min_reconnectms" => "write min_reconnect = \"100ms\"",
+        "max_reconnectms" => "write max_reconnect = \"1s\"",
         "ntx" => "descriptors are sized from peer_credits and the number of nodes",
         "exposure" | "staging" => "it belongs under [memory]",
         "nscheds" => "the number of polling threads follows from `cores` of the nodes",
@@ -738,7 +784,6 @@ fn ko2iblnd_only(name: &str) -> Option<&'static str> {
         | "dev_failover"
         | "require_privileged_port"
         | "use_privileged_port"
-        | "conns_per_peer"
         | "peer_timeout" => "it has no meaning on the software device",
         _ => return None,
     })
@@ -746,6 +791,9 @@ fn ko2iblnd_only(name: &str) -> Option<&'static str> {
 
 /// The size that a file's pieces have if nothing is said.
 const DEFAULT_PIECE: u64 = 1 << 30;
+
+/// Most connections of a node to one peer.
+const MOST_CONNS: u8 = 64;
 
 /// LNet has 64 portals (MAX_PORTALS).
 const MAX_PORTAL: u32 = 63;

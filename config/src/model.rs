@@ -70,6 +70,8 @@ pub struct Soft {
     pub max_windows: Option<u32>,
     /// Most queue pairs of one core, 1 to 2^20.
     pub max_qp: Option<u32>,
+    /// Most send work requests that a queue pair really gets, whatever `max_send_wr` promises, 16 to 65536 (LU-10213).
+    pub granted_send_wr: Option<u32>,
 }
 
 /// Which card the software device behaves like.
@@ -182,6 +184,16 @@ pub struct Tunables {
     pub abandon_limit: Duration,
     /// A connection idle for this long sends a NOOP. Default 100 s.
     pub keepalive: Duration,
+    /// Connections that a node makes to each peer of its jobs, 1 to 64; its transfers are spread over them. Default 1.
+    pub conns_per_peer: u8,
+    /// How often in a row a node tries to make a connection again that it has lost, 0 to 10000; 0 gives up at once.
+    /// Default 20.
+    pub reconnects: u16,
+    /// The pause before the second of these attempts; the first is made at once, and each later pause is twice the one
+    /// before, 1 ms to 1 h. Default 100 ms.
+    pub min_reconnect: Duration,
+    /// The longest such pause, 1 ms to 1 h. Default 1 s, ko2iblnd's pause.
+    pub max_reconnect: Duration,
     /// WRITEs posted at a time for one transfer, 1 to 64; more go in instalments. Default 4.
     pub concurrent_writes: u8,
     /// What a polling thread does that found nothing to do.
@@ -206,6 +218,8 @@ pub struct Node {
     pub nid: Nid,
     /// Where it polls.
     pub cores: Cores,
+    /// Connections that it makes to each peer of its jobs. Default: [`Tunables::conns_per_peer`].
+    pub conns_per_peer: u8,
     /// What it does with a peer that is o2poll too, and never with a kernel.
     pub extensions: Extensions,
     /// What peers may reach.
@@ -221,12 +235,16 @@ pub struct Node {
 pub struct Extensions {
     /// The answer to a GET or PUT_REQ kills the sink's key as it arrives (SEND_WITH_INV). Default true.
     pub send_with_invalidate: bool,
+    /// The last data of a GET or PUT has immediate data, which takes the place of that answer (WRITE_WITH_IMM). Goes before
+    /// `send_with_invalidate`, where both sides have both. Default false.
+    pub write_with_immediate: bool,
 }
 
 impl Default for Extensions {
     fn default() -> Self {
         Self {
             send_with_invalidate: true,
+            write_with_immediate: false,
         }
     }
 }
@@ -236,7 +254,8 @@ impl Default for Extensions {
 pub enum Cores {
     /// [`Config::placement`](crate::Config::placement) chooses one.
     Auto,
-    /// These, each allowed to this process and named once; never empty.
+    /// These, each allowed to this process and named once; never empty. One polling thread each; connections go to
+    /// the one that has fewest.
     Listed(Vec<usize>),
 }
 
@@ -354,6 +373,8 @@ pub struct CopyJob {
     pub transfer: u32,
     /// Transfers at a time, 1 to [`MAX_IN_FLIGHT`]. Default: peer_credits.
     pub in_flight: u32,
+    /// A transfer that fails with its connection is made again. Default true.
+    pub repeat: bool,
 }
 
 /// `[node.workload]`: PUTs and GETs of mixed sizes, for a while.
@@ -375,6 +396,8 @@ pub struct Workload {
     pub verify: bool,
     /// Of sizes, order and contents. Default 1.
     pub seed: u64,
+    /// A transfer that fails with its connection is made again. Default true.
+    pub repeat: bool,
 }
 
 impl Workload {

@@ -249,6 +249,8 @@ pub struct Connection<'a> {
     pub(crate) noops: heapless::Deque<Posted<'a>, MAX_NOOPS>,
     pub(crate) posted_receives: u16,
     pub(crate) last_sent: Instant,
+    /// Send work requests of its queue pair: as its depth needs, which may be less than the core's deepest.
+    pub(crate) send_wr: u32,
     /// Free-running indices of the record of what is on the send queue.
     pub(crate) head: u32,
     pub(crate) tail: u32,
@@ -292,6 +294,7 @@ impl Connection<'_> {
             noops: heapless::Deque::new(),
             posted_receives: 0,
             last_sent: now,
+            send_wr: 0,
             head: 0,
             tail: 0,
             draining: false,

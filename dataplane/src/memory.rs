@@ -101,6 +101,16 @@ impl<'a> Range<'a> {
         unsafe { bytes_mut(self.piece) }
     }
 
+    /// Gives up the way to the bytes, so that entries of several cores can lie over them.
+    #[must_use]
+    pub const fn share(self) -> SharedRange<'a> {
+        SharedRange {
+            piece: self.piece,
+            exposed: self.exposed,
+            owned: self.owned,
+        }
+    }
+
     /// The first `at` bytes, and the rest.
     ///
     /// # Errors
@@ -135,6 +145,15 @@ impl<'a> Range<'a> {
     }
 }
 
+/// A piece of registered memory that several cores of a node export: devices and pollers copy in and out of it, and
+/// nobody has a reference to its bytes. What peers write to one place at a time is in their own hands, as on a card.
+#[derive(Clone, Debug)]
+pub struct SharedRange<'a> {
+    piece: Sge,
+    exposed: Option<RKey>,
+    owned: PhantomData<&'a mut [u8]>,
+}
+
 /// A list of ranges, in the order of the bytes: what one PUT or GET moves, or what a portal exports.
 #[derive(Debug, Default)]
 pub struct PageList<'a> {
@@ -142,6 +161,8 @@ pub struct PageList<'a> {
     length: u64,
     /// The remote key of all its ranges, if it is the same.
     exposed: Option<RKey>,
+    /// One of the ranges is shared: there is no way to the bytes but by copying.
+    shared: bool,
     generation: u32,
     owned: PhantomData<&'a mut [u8]>,
 }
@@ -154,9 +175,26 @@ impl<'a> PageList<'a> {
             pieces: heapless::Vec::new(),
             length: 0,
             exposed: None,
+            shared: false,
             generation: 0,
             owned: PhantomData,
         }
+    }
+
+    /// Appends a range that other lists may have too. From then on the list gives no reference to any of its bytes, and
+    /// no range back.
+    ///
+    /// # Errors
+    /// The range, when the list holds [`MAX_FRAGMENTS`] already.
+    pub fn push_shared(&mut self, range: SharedRange<'a>) -> Result<(), SharedRange<'a>> {
+        let owned = Range {
+            piece: range.piece,
+            exposed: range.exposed,
+            owned: PhantomData,
+        };
+        self.push(owned).map_err(Range::share)?;
+        self.shared = true;
+        Ok(())
     }
 
     /// Appends a range. Empty ranges are legal and dropped.
@@ -184,8 +222,11 @@ impl<'a> PageList<'a> {
         }
     }
 
-    /// Takes the last range out.
+    /// Takes the last range out; none of a list with shared ones.
     pub fn pop(&mut self) -> Option<Range<'a>> {
+        if self.shared {
+            return None;
+        }
         let piece = self.pieces.pop()?;
         self.length = self.length.saturating_sub(u64::from(piece.length));
         self.generation = self.generation.wrapping_add(1);
@@ -222,21 +263,26 @@ impl<'a> PageList<'a> {
         &self.pieces
     }
 
-    /// The bytes of each range in turn.
+    /// The bytes of each range in turn; none of a list with shared ranges.
     pub fn chunks(&self) -> impl Iterator<Item = &[u8]> {
-        self.pieces.iter().map(|piece| {
+        self.owned_pieces().iter().map(|piece| {
             // SAFETY: each piece came in as an owned `Range`, and the list is not inside a submission
             // while somebody holds `&self`.
             unsafe { bytes(*piece) }
         })
     }
 
-    /// The bytes of each range in turn, to change.
+    /// The bytes of each range in turn, to change; none of a list with shared ranges.
     pub fn chunks_mut(&mut self) -> impl Iterator<Item = &mut [u8]> {
-        self.pieces.iter().map(|piece| {
+        self.owned_pieces().iter().map(|piece| {
             // SAFETY: as in `chunks`; ranges do not overlap, since each was owned.
             unsafe { bytes_mut(*piece) }
         })
+    }
+
+    /// The ranges, if all of them are this list's alone.
+    fn owned_pieces(&self) -> &[Sge] {
+        if self.shared { &[] } else { &self.pieces }
     }
 
     /// The pieces of bytes `[offset, offset + length)`, in order. Shorter where the list ends.
@@ -268,12 +314,11 @@ impl<'a> PageList<'a> {
             let Some((head, tail)) = rest.split_at_checked(piece.length as usize) else {
                 break;
             };
-            // SAFETY: a piece of a range this list owns; `&mut self` keeps others out, and the device
-            // writes into it only under a key that the poller granted and saw die.
-            let to = unsafe { bytes_mut(piece) };
-            for (to, from) in to.iter_mut().zip(head) {
-                *to = *from;
-            }
+            let to = ptr::with_exposed_provenance_mut::<u8>(address(piece));
+            // SAFETY: a piece of a range this list owns or shares, as long as `head`; both are valid for as long as the
+            // list is. `&mut self` keeps references out, and of a shared range nobody has one. The device writes
+            // into it only under a key that the poller granted and saw die.
+            unsafe { ptr::copy(head.as_ptr(), to, head.len()) };
             copied = copied.saturating_add(head.len());
             rest = tail;
         }
@@ -320,11 +365,10 @@ impl<'a> PageList<'a> {
             let Some((head, tail)) = rest.split_at_mut_checked(piece.length as usize) else {
                 break;
             };
-            // SAFETY: a piece of a range this list owns, not written by anybody in this core.
-            let from = unsafe { bytes(piece) };
-            for (to, from) in head.iter_mut().zip(from) {
-                *to = *from;
-            }
+            let from = ptr::with_exposed_provenance::<u8>(address(piece));
+            // SAFETY: a piece of a range this list owns or shares, as long as `head`, and not written by anybody in this
+            // core.
+            unsafe { ptr::copy(from, head.as_mut_ptr(), head.len()) };
             copied = copied.saturating_add(head.len());
             rest = tail;
         }
@@ -472,6 +516,25 @@ unsafe fn bytes_mut<'b>(piece: Sge) -> &'b mut [u8] {
 #[cfg(test)]
 mod tests {
     use super::{Buffer, Copier, LKey, PageList, RKey, Range};
+
+    #[test]
+    fn a_shared_range_is_copied_through_and_never_lent_or_given_back() {
+        let mut memory = [0; 8];
+        let shared = Range::of_bytes(&mut memory, LKey(1)).unwrap().share();
+        let (mut one, mut other) = (PageList::new(), PageList::new());
+        one.push_shared(shared.clone()).unwrap();
+        other.push_shared(shared).unwrap();
+        assert_eq!(one.write_at(2, &[7, 8]), 2);
+        let mut found = [0; 4];
+        assert_eq!(other.read_at(1, &mut found), 4);
+        assert_eq!(found, [0, 7, 8, 0]);
+        assert_eq!(one.pieces(), other.pieces());
+        for list in [&mut one, &mut other] {
+            assert_eq!(list.length(), 8);
+            assert!(list.pop().is_none());
+            assert_eq!(list.chunks().count() + list.chunks_mut().count(), 0);
+        }
+    }
 
     fn range(bytes: &mut [u8]) -> Range<'_> {
         Range::of_bytes(bytes, LKey(7)).unwrap()

@@ -18,7 +18,7 @@ use std::time::Instant;
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
 use o2poll_dataplane::peer::{
     Answer, Local, Next, REPLY_BYTES, Remembered, Request, Terms, accepted, answer, rejected,
-    request,
+    request, too_deep,
 };
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{LapSlot, Returned};
@@ -28,17 +28,19 @@ use o2poll_dataplane::wire::{
 use o2poll_soft::{Lane, Port, link};
 
 use crate::capture::Notes;
+use crate::engine::{Ending, Id};
 use crate::node::lend;
 
-/// For each node the ports to every other, in the order of the nodes.
-pub(crate) fn wires(nodes: usize) -> Vec<Vec<Port<'static>>> {
+/// For each device the ports to every other, in the order of the devices: those of the first node's cores, of the
+/// second's, and so on.
+pub(crate) fn wires(devices: usize) -> Vec<Vec<Port<'static>>> {
     let lane = || Lane {
         returned: Box::leak(Box::new(Returned::new())),
         slots: lend(LANE_SLOTS, LapSlot::new),
     };
-    let mut ports: Vec<Vec<Port<'static>>> = (0..nodes).map(|_| Vec::new()).collect();
-    for far in 0..nodes {
-        // Ports of nodes before `far` come to it in order, and its own to each of those in order too.
+    let mut ports: Vec<Vec<Port<'static>>> = (0..devices).map(|_| Vec::new()).collect();
+    for far in 0..devices {
+        // Ports of devices before `far` come to it in order, and its own to each of those in order too.
         let (before, after) = ports.split_at_mut(far);
         let Some(own) = after.first_mut() else { break };
         for near in before {
@@ -50,25 +52,30 @@ pub(crate) fn wires(nodes: usize) -> Vec<Vec<Port<'static>>> {
     ports
 }
 
-/// The port of node `from` that leads to node `to`, as [`wires`] numbers them.
+/// The port of device `from` that leads to device `to`, as [`wires`] numbers them.
 pub(crate) fn port(from: usize, to: usize) -> u16 {
     let port = if to < from { to } else { to.saturating_sub(1) };
     u16::try_from(port).unwrap_or(u16::MAX)
 }
 
-/// Names one end of a connection, or of an attempt (an `rdma_cm_id`).
-pub(crate) type Id = u64;
+/// One core of a node: both by their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    pub(crate) node: usize,
+    pub(crate) core: usize,
+}
 
 /// What the control side must tell a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
     /// Make a queue pair and give it to the core.
     Adopt {
-        node: usize,
+        at: Seat,
         id: Id,
         /// Of the queue pair.
         number: u32,
-        peer: usize,
+        /// Where the peer's queue pair is.
+        peer: Seat,
         /// Of the peer's queue pair.
         peer_number: u32,
         terms: Terms,
@@ -76,13 +83,13 @@ pub(crate) enum Effect {
     },
     /// Messages may flow.
     Establish {
-        node: usize,
+        at: Seat,
         connection: Handle,
         terms: Terms,
         dialed: bool,
     },
     /// End it.
-    Close { node: usize, connection: Handle },
+    Close { at: Seat, connection: Handle },
 }
 
 /// How an attempt to connect stands.
@@ -93,7 +100,11 @@ pub(crate) enum Dial {
     /// To be tried again.
     Pausing(Instant),
     /// Connected.
-    Up { connection: Handle, terms: Terms },
+    Up {
+        core: usize,
+        connection: Handle,
+        terms: Terms,
+    },
     /// Not connected, and why.
     Failed(String),
 }
@@ -102,12 +113,13 @@ pub(crate) enum Dial {
 #[derive(Clone, Copy, Debug)]
 enum Message {
     Request {
-        from: usize,
+        from: Seat,
         number: u32,
         private_data: [u8; CONN_BYTES],
     },
     Reply {
         answerer: Id,
+        core: usize,
         number: u32,
         private_data: [u8; REPLY_BYTES],
     },
@@ -128,8 +140,8 @@ enum To {
 
 /// One end of a connection.
 struct Endpoint {
-    node: usize,
-    peer: usize,
+    at: Seat,
+    peer: Seat,
     peer_id: Option<Id>,
     peer_number: u32,
     number: u32,
@@ -144,12 +156,15 @@ struct Endpoint {
     adopted: bool,
     /// What a refusal said comes next.
     next: Option<Next>,
+    /// The peer has closed it.
+    by_peer: bool,
     dial: Option<usize>,
 }
 
 /// One node as the connection manager knows it.
 struct Listener {
     local: Local,
+    cores: usize,
     remembered: HashMap<Nid, Remembered>,
 }
 
@@ -157,7 +172,8 @@ struct Listener {
 pub(crate) struct Manager {
     nodes: Vec<Listener>,
     ends: HashMap<Id, Endpoint>,
-    dials: Vec<(usize, usize, Dial)>,
+    dials: HashMap<usize, (usize, usize, Dial)>,
+    last_dial: usize,
     under_way: VecDeque<(To, Message)>,
     effects: Vec<Effect>,
     log: Vec<String>,
@@ -168,17 +184,20 @@ pub(crate) struct Manager {
 }
 
 impl Manager {
-    pub(crate) fn new(nodes: impl IntoIterator<Item = Local>) -> Self {
+    /// Of nodes with so many cores each.
+    pub(crate) fn new(nodes: impl IntoIterator<Item = (Local, usize)>) -> Self {
         Self {
             nodes: nodes
                 .into_iter()
-                .map(|local| Listener {
+                .map(|(local, cores)| Listener {
                     local,
+                    cores,
                     remembered: HashMap::new(),
                 })
                 .collect(),
             ends: HashMap::new(),
-            dials: Vec::new(),
+            dials: HashMap::new(),
+            last_dial: 0,
             under_way: VecDeque::new(),
             effects: Vec::new(),
             log: Vec::new(),
@@ -195,15 +214,50 @@ impl Manager {
 
     /// Begins to connect one node to another; the name of the attempt.
     pub(crate) fn dial(&mut self, from: usize, to: usize) -> usize {
-        let dial = self.dials.len();
-        self.dials.push((from, to, Dial::Trying));
-        self.attempt(dial);
+        self.last_dial += 1;
+        let dial = self.last_dial;
+        if to < self.nodes.len() {
+            self.dials.insert(dial, (from, to, Dial::Trying));
+            self.attempt(dial);
+        } else {
+            let failed = Dial::Failed(String::from("no such node"));
+            self.dials.insert(dial, (from, to, failed));
+        }
         dial
+    }
+
+    /// Nobody will ask for this attempt any more.
+    pub(crate) fn forget(&mut self, dial: usize) {
+        self.dials.remove(&dial);
+    }
+
+    /// The node of this name.
+    pub(crate) fn node_of(&self, nid: Nid) -> Option<usize> {
+        self.nodes
+            .iter()
+            .position(|listener| listener.local.nid == nid)
+    }
+
+    /// The place of a core's device among all of them.
+    pub(crate) fn device(&self, at: Seat) -> usize {
+        let before = self.nodes.iter().take(at.node);
+        before.map(|listener| listener.cores).sum::<usize>() + at.core
+    }
+
+    /// The core of a node that has fewest connections.
+    fn least_loaded(&self, node: usize) -> Seat {
+        let cores = self.nodes.get(node).map_or(1, |listener| listener.cores);
+        let load = |core: &usize| {
+            let here = Seat { node, core: *core };
+            self.ends.values().filter(|end| end.at == here).count()
+        };
+        let core = (0..cores).min_by_key(load).unwrap_or(0);
+        Seat { node, core }
     }
 
     /// How an attempt stands.
     pub(crate) fn outcome(&self, dial: usize) -> Option<&Dial> {
-        self.dials.get(dial).map(|(_, _, state)| state)
+        self.dials.get(&dial).map(|(_, _, state)| state)
     }
 
     /// What is remembered of a peer.
@@ -214,13 +268,15 @@ impl Manager {
 
     /// Delivers everything that is under way and looks at the time; what is to be done about it.
     pub(crate) fn run(&mut self, now: Instant) -> Vec<Effect> {
-        for dial in 0..self.dials.len() {
-            if let Some((_, _, state @ Dial::Pausing(_))) = self.dials.get_mut(dial)
-                && matches!(state, Dial::Pausing(until) if *until <= now)
-            {
+        let mut due = Vec::new();
+        for (dial, (_, _, state)) in &mut self.dials {
+            if matches!(state, Dial::Pausing(until) if *until <= now) {
                 *state = Dial::Trying;
-                self.attempt(dial);
+                due.push(*dial);
             }
+        }
+        for dial in due {
+            self.attempt(dial);
         }
         while let Some((to, message)) = self.under_way.pop_front() {
             self.deliver(to, message);
@@ -239,7 +295,7 @@ impl Manager {
             return;
         };
         end.connection = Some(connection);
-        let (node, peer) = (end.node, end.peer_id);
+        let (at, peer) = (end.at, end.peer_id);
         match end.state {
             State::PassiveWait => {
                 if let (Some(private_data), Some(peer)) = (end.reply, peer) {
@@ -248,6 +304,7 @@ impl Manager {
                         To::Id(peer),
                         Message::Reply {
                             answerer: id,
+                            core: at.core,
                             number,
                             private_data,
                         },
@@ -261,17 +318,51 @@ impl Manager {
                     self.send(To::Id(peer), Message::ReadyToUse);
                 }
             }
-            _ => self.effects.push(Effect::Close { node, connection }),
+            _ => self.effects.push(Effect::Close { at, connection }),
         }
     }
 
-    /// A core has no room for the queue pair.
-    pub(crate) fn no_room(&mut self, id: Id) {
+    /// A core has no room for the queue pair, or its device holds none of that depth: then less is asked for, now and
+    /// whenever there is another connection with that peer (LU-7124, LU-10213, LU-12901).
+    pub(crate) fn no_room(&mut self, id: Id, why: NoRoom) {
         let Some(end) = self.ends.get_mut(&id) else {
             return;
         };
         end.adopted = false;
-        let local = self.nodes[end.node].local;
+        if matches!(end.state, State::Closing | State::Disconnected) {
+            // It was given up meanwhile, and waited for the core.
+            self.feed(id, Event::Drained);
+            return;
+        }
+        let Listener {
+            local, remembered, ..
+        } = &mut self.nodes[end.at.node];
+        if let (
+            NoRoom::Depth,
+            Some(
+                terms @ Terms {
+                    queue_depth: 2.., ..
+                },
+            ),
+        ) = (why, end.terms)
+        {
+            let depth = terms.queue_depth / 2;
+            let remembered = remembered.entry(terms.peer).or_default();
+            remembered.lower_depth(depth);
+            self.log.push(format!(
+                "{}: its device holds no queue pair of depth {} for {}: {depth} from now on",
+                local.nid, terms.queue_depth, terms.peer
+            ));
+            if end.state == State::PassiveWait {
+                let record = too_deep(terms.version, local, remembered);
+                self.reject(id, record.encode());
+            } else {
+                end.next = Some(Next::Redial);
+                self.feed(id, Event::Close);
+            }
+            return;
+        }
+        let local = *local;
         let record = RejectRecord {
             version: end.terms.map_or(0x12, |terms| terms.version),
             why: Why::NoResources,
@@ -300,26 +391,34 @@ impl Manager {
         self.feed(id, Event::Close);
     }
 
-    /// Every end that is not destroyed yet.
-    pub(crate) fn alive(&self) -> Vec<Id> {
-        self.ends.keys().copied().collect()
+    /// Every end of a node that is not destroyed yet.
+    pub(crate) fn alive(&self, node: usize) -> Vec<Id> {
+        let here = self.ends.iter().filter(|(_, end)| end.at.node == node);
+        here.map(|(id, _)| *id).collect()
     }
 
     /// The two nodes of an end: whose it is, and the other.
     pub(crate) fn nodes_of(&self, id: Id) -> Option<(Nid, Nid)> {
         let end = self.ends.get(&id)?;
         Some((
-            self.nodes[end.node].local.nid,
-            self.nodes[end.peer].local.nid,
+            self.nodes[end.at.node].local.nid,
+            self.nodes[end.peer.node].local.nid,
         ))
     }
 
-    /// A core has given the queue pair back. True when nobody had asked for that.
-    pub(crate) fn gone(&mut self, id: Id) -> bool {
-        let unasked = self
-            .ends
-            .get(&id)
-            .is_some_and(|end| matches!(end.state, State::PassiveWait | State::Established));
+    /// A core has given the queue pair back; who wanted that.
+    pub(crate) fn gone(&mut self, id: Id) -> Ending {
+        let ending = self.ends.get(&id).map_or(Ending::Asked, |end| {
+            match end.state {
+                State::PassiveWait | State::Established => Ending::Core,
+                // Who was asked may be left when its peer has done what it wanted.
+                _ if end.by_peer && end.dial.is_some() => {
+                    Ending::Failed(String::from("broken off by the peer"))
+                }
+                _ => Ending::Asked,
+            }
+        });
+        let unasked = ending == Ending::Core;
         if let Some(end) = self.ends.get_mut(&id) {
             end.adopted = false;
             end.connection = None;
@@ -330,14 +429,16 @@ impl Manager {
         } else {
             self.feed(id, Event::Drained);
         }
-        unasked
+        ending
     }
 
     fn attempt(&mut self, dial: usize) {
-        let Some(&(from, to, _)) = self.dials.get(dial) else {
+        let Some(&(from, to, _)) = self.dials.get(&dial) else {
             return;
         };
-        let id = self.add(from, to, State::Init);
+        // Which of the peer's cores it will be, the REP says.
+        let peer = Seat { node: to, core: 0 };
+        let id = self.add(self.least_loaded(from), peer, State::Init);
         if let Some(end) = self.ends.get_mut(&id) {
             end.dial = Some(dial);
         }
@@ -345,11 +446,11 @@ impl Manager {
         self.feed(id, Event::AddrResolved);
     }
 
-    fn add(&mut self, node: usize, peer: usize, state: State) -> Id {
+    fn add(&mut self, at: Seat, peer: Seat, state: State) -> Id {
         self.last_id += 1;
         self.last_number = ((self.last_number + 1) & 0x00ff_ffff).max(FIRST_NUMBER);
         let end = Endpoint {
-            node,
+            at,
             peer,
             peer_id: None,
             peer_number: 0,
@@ -361,6 +462,7 @@ impl Manager {
             connection: None,
             adopted: false,
             next: None,
+            by_peer: false,
             dial: None,
         };
         self.ends.insert(self.last_id, end);
@@ -382,7 +484,7 @@ impl Manager {
                     private_data,
                 },
             ) => {
-                let id = self.add(node, from, State::Init);
+                let id = self.add(self.least_loaded(node), from, State::Init);
                 if let Some(end) = self.ends.get_mut(&id) {
                     end.peer_id = Some(asker);
                     end.peer_number = number;
@@ -398,11 +500,19 @@ impl Manager {
         match message {
             Message::Reply {
                 answerer,
+                core,
                 number,
                 private_data,
             } => {
+                let waits = |end: &Endpoint| end.state == State::ActiveConnect;
+                if !self.ends.get(&id).is_some_and(waits) {
+                    // The attempt was given up meanwhile: the connection manager refuses a REP that nobody waits for.
+                    self.feed(answerer, Event::Rejected);
+                    return;
+                }
                 if let Some(end) = self.ends.get_mut(&id) {
                     end.peer_id = Some(answerer);
+                    end.peer.core = core;
                     end.peer_number = number;
                 }
                 if self.feed(id, Event::ConnectResponse) == Step::Agree {
@@ -416,7 +526,7 @@ impl Manager {
                 if let Some(end) = self.ends.get_mut(&id)
                     && let Some(request) = &end.request
                 {
-                    let listener = &mut self.nodes[end.node];
+                    let listener = &mut self.nodes[end.at.node];
                     let remembered = listener.remembered.entry(request.peer).or_default();
                     let local = &listener.local;
                     let next = rejected(reason, &private_data, request, local, remembered);
@@ -466,18 +576,18 @@ impl Manager {
         let Some(end) = self.ends.get_mut(&id) else {
             return;
         };
-        let peer = self.nodes[end.peer].local.nid;
-        let listener = &mut self.nodes[end.node];
+        let peer = self.nodes[end.peer.node].local.nid;
+        let listener = &mut self.nodes[end.at.node];
         let remembered = listener.remembered.entry(peer).or_default();
         let asked = request(&listener.local, remembered, peer);
         end.request = Some(asked);
         let message = Message::Request {
-            from: end.node,
+            from: end.at,
             number: end.number,
             private_data: asked.private_data,
         };
         let to = To::Listener {
-            node: end.peer,
+            node: end.peer.node,
             asker: id,
         };
         self.send(to, message);
@@ -487,7 +597,9 @@ impl Manager {
         let Some(end) = self.ends.get_mut(&id) else {
             return;
         };
-        let Listener { local, remembered } = &mut self.nodes[end.node];
+        let Listener {
+            local, remembered, ..
+        } = &mut self.nodes[end.at.node];
         let answer = answer(private_data, None, local, move |nid| {
             Some(remembered.entry(nid).or_default())
         });
@@ -503,7 +615,7 @@ impl Manager {
                 close_others,
                 ..
             } => {
-                let (node, peer) = (end.node, end.peer);
+                let (node, peer) = (end.at.node, end.peer.node);
                 self.log
                     .push(format!("{}: refuses a connection: {refusal}", local.nid));
                 self.reject(id, record);
@@ -511,7 +623,7 @@ impl Manager {
                     let others: Vec<Id> = self
                         .ends
                         .iter()
-                        .filter(|(_, end)| end.node == node && end.peer == peer)
+                        .filter(|(_, end)| end.at.node == node && end.peer.node == peer)
                         .filter(|(_, end)| end.terms.is_some())
                         .map(|(id, _)| *id)
                         .collect();
@@ -528,7 +640,7 @@ impl Manager {
             return;
         };
         let Some(asked) = end.request else { return };
-        let listener = &mut self.nodes[end.node];
+        let listener = &mut self.nodes[end.at.node];
         let remembered = listener.remembered.entry(asked.peer).or_default();
         match accepted(private_data, &asked, &listener.local, remembered) {
             Ok(terms) => {
@@ -548,7 +660,7 @@ impl Manager {
         };
         end.adopted = true;
         self.effects.push(Effect::Adopt {
-            node: end.node,
+            at: end.at,
             id,
             number: end.number,
             peer: end.peer,
@@ -583,7 +695,7 @@ impl Manager {
             return;
         };
         self.effects.push(Effect::Establish {
-            node: end.node,
+            at: end.at,
             connection,
             terms,
             dialed: end.dial.is_some(),
@@ -593,9 +705,13 @@ impl Manager {
             terms.local, terms.peer, terms.queue_depth, terms.max_frags
         ));
         if let Some(dial) = end.dial
-            && let Some((_, _, state)) = self.dials.get_mut(dial)
+            && let Some((_, _, state)) = self.dials.get_mut(&dial)
         {
-            *state = Dial::Up { connection, terms };
+            *state = Dial::Up {
+                core: end.at.core,
+                connection,
+                terms,
+            };
         }
     }
 
@@ -603,20 +719,26 @@ impl Manager {
         let Some(end) = self.ends.get_mut(&id) else {
             return;
         };
-        let (node, adopted, connection) = (end.node, end.adopted, end.connection);
+        let (at, adopted, connection, again) =
+            (end.at, end.adopted, end.connection, end.next.is_some());
         if end.state == State::Closing
             && let Some(peer) = end.peer_id
         {
             self.send(To::Id(peer), Message::Disconnect);
         }
-        if why != End::Rejected {
-            self.fail(id, format!("{why:?}"));
+        if why == End::ByPeer
+            && let Some(end) = self.ends.get_mut(&id)
+        {
+            end.by_peer = true;
+        }
+        if !again {
+            self.fail(id, String::from(words(why)));
         }
         match (adopted, connection) {
             (false, _) => {
                 self.feed(id, Event::Drained);
             }
-            (true, Some(connection)) => self.effects.push(Effect::Close { node, connection }),
+            (true, Some(connection)) => self.effects.push(Effect::Close { at, connection }),
             // Its core will say that it is ready; then it is closed.
             (true, None) => {}
         }
@@ -629,7 +751,7 @@ impl Manager {
         let (Some(dial), Some(next)) = (end.dial, end.next) else {
             return;
         };
-        let Some((_, _, state)) = self.dials.get_mut(dial) else {
+        let Some((_, _, state)) = self.dials.get_mut(&dial) else {
             return;
         };
         match next {
@@ -642,11 +764,37 @@ impl Manager {
     /// The attempt of this end, if it is one that nothing is known of yet, has failed.
     fn fail(&mut self, id: Id, why: String) {
         if let Some(dial) = self.ends.get(&id).and_then(|end| end.dial)
-            && let Some((_, _, state @ (Dial::Trying | Dial::Up { .. }))) = self.dials.get_mut(dial)
+            && let Some((_, _, state @ (Dial::Trying | Dial::Up { .. }))) =
+                self.dials.get_mut(&dial)
         {
             *state = Dial::Failed(why);
         }
     }
+}
+
+/// How it ended, for people.
+const fn words(why: End) -> &'static str {
+    match why {
+        End::NoAddress => "its address was not found",
+        End::NoRoute => "there is no route to it",
+        End::ConnectError => "the handshake failed",
+        End::Unreachable => "it does not answer",
+        End::Rejected => "refused",
+        End::Reset => "broken off by the peer",
+        End::ByPeer => "closed by the peer",
+        End::ByUs => "closed by this node",
+        End::TimedOut => "not made in time",
+        End::DeviceRemoved => "the device was removed",
+    }
+}
+
+/// Why a core does not take a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// All its connections are in use.
+    Full,
+    /// Its device refuses a queue pair of that depth.
+    Depth,
 }
 
 /// What ko2iblnd waits before it dials again.

@@ -1,14 +1,15 @@
 //! What the connection manager sends, written down for a capture.
 
-use super::{Id, Manager, Message, To};
+use super::{Manager, Message, Seat, To};
 use crate::capture::{Mad, Note};
+use crate::engine::Id;
 
 impl Manager {
     /// Writes down what is sent.
     pub(super) fn note(&self, to: To, message: &Message) {
         let Some(notes) = &self.notes else { return };
         let note = match to {
-            To::Listener { node, asker } => request(node, asker, message),
+            To::Listener { node, asker } => self.request_note(node, asker, message),
             To::Id(id) => self.answer_note(id, message),
         };
         if let Some(note) = note {
@@ -22,8 +23,8 @@ impl Manager {
             && let Some(peer) = end.peer_id
         {
             notes.tell(Note {
-                from: end.node,
-                to: end.peer,
+                from: self.device(end.at),
+                to: self.device(end.peer),
                 transaction: peer,
                 what: Mad::Disconnected {
                     local: short(id),
@@ -42,6 +43,7 @@ impl Manager {
                 answerer,
                 number,
                 private_data,
+                ..
             } => {
                 let what = Mad::Reply {
                     local: short(*answerer),
@@ -80,33 +82,34 @@ impl Manager {
             Message::Request { .. } => return None,
         };
         Some(Note {
-            from: end.peer,
-            to: end.node,
+            from: self.device(end.peer),
+            to: self.device(end.at),
             transaction,
             what,
         })
     }
-}
 
-fn request(node: usize, asker: Id, message: &Message) -> Option<Note> {
-    let Message::Request {
-        from,
-        number,
-        private_data,
-    } = message
-    else {
-        return None;
-    };
-    Some(Note {
-        from: *from,
-        to: node,
-        transaction: asker,
-        what: Mad::Request {
-            local: short(asker),
-            queue_pair: *number,
-            private_data: private_data.to_vec(),
-        },
-    })
+    /// A REQ is for a node, whichever of its cores will take it.
+    fn request_note(&self, node: usize, asker: Id, message: &Message) -> Option<Note> {
+        let Message::Request {
+            from,
+            number,
+            private_data,
+        } = message
+        else {
+            return None;
+        };
+        Some(Note {
+            from: self.device(*from),
+            to: self.device(Seat { node, core: 0 }),
+            transaction: asker,
+            what: Mad::Request {
+                local: short(asker),
+                queue_pair: *number,
+                private_data: private_data.to_vec(),
+            },
+        })
+    }
 }
 
 /// A name as the connection manager's messages carry it.

@@ -15,8 +15,8 @@ use o2poll_hal::clock::Clock;
 use o2poll_hal::count_alloc;
 use serde::Serialize;
 
-use crate::control::{Finished, FinishedNode};
 use crate::copy::{Copy, Hash};
+use crate::finished::{Finished, FinishedCore, FinishedNode};
 use crate::job::{Job, Ping};
 use crate::measure::{Histogram, Span};
 use crate::workload::Workload;
@@ -42,6 +42,8 @@ pub struct Report {
     pub transfers: Vec<SpanLine>,
     /// One for each workload.
     pub verifications: Vec<VerificationLine>,
+    /// One for each job some of whose transfers failed with their connection and were made again.
+    pub repeats: Vec<RepeatLine>,
     /// The capture, if there was one.
     pub capture: Option<CaptureLine>,
     /// Transfers and connections that failed.
@@ -179,6 +181,34 @@ pub struct VerificationLine {
     pub failed: u64,
 }
 
+/// Transfers that were made again.
+#[derive(Clone, Debug, Serialize)]
+pub struct RepeatLine {
+    /// Who ran them.
+    pub node: String,
+    /// With whom.
+    pub peer: String,
+    /// `copy` or `workload`.
+    pub job: &'static str,
+    /// How many.
+    pub transfers: u64,
+}
+
+/// One core of a node.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoreLine {
+    /// Connections that it got.
+    pub connections: u64,
+    /// Transfers of the node that it moved.
+    pub transfers: u64,
+    /// Transfers of peers that it moved.
+    pub peer_transfers: u64,
+    /// Send work requests.
+    pub work_requests: u64,
+    /// Doorbells.
+    pub doorbells: u64,
+}
+
 /// A node.
 #[derive(Clone, Debug, Serialize)]
 pub struct NodeLine {
@@ -206,10 +236,14 @@ pub struct NodeLine {
     pub windows_rebuilt: u64,
     /// Connections that ended because the peer broke the protocol.
     pub protocol_errors: u64,
+    /// Connections that were lost and made again.
+    pub reconnected: u64,
     /// What was not given back, by name; `null` if the node did not come to an end.
     pub left_over: Option<Vec<(&'static str, u64)>>,
-    /// Every counter.
+    /// Every counter, over all cores.
     pub counters: Vec<(&'static str, u64)>,
+    /// One for each core.
+    pub cores: Vec<CoreLine>,
 }
 
 /// A polling thread.
@@ -266,6 +300,7 @@ impl Report {
             digests: Vec::new(),
             transfers: Vec::new(),
             verifications: Vec::new(),
+            repeats: Vec::new(),
             capture: finished.capture.map(|capture| CaptureLine {
                 frames: capture.frames,
                 bytes: capture.bytes,
@@ -330,6 +365,7 @@ impl Report {
                     .push(SpanLine::whole(node, peer, name, span, clock));
             }
         }
+        self.add_repeats(node, peer, "copy", copy.repeated);
         if let Some(error) = copy.failure {
             self.failures
                 .push(format!("{node}: the copy failed: {error}"));
@@ -360,11 +396,23 @@ impl Report {
                 }
             }
         }
+        self.add_repeats(node, peer, "workload", workload.repeated);
         if let Some(error) = workload.failure {
             self.failures.push(format!(
                 "{node}: {} transfers of the workload failed, the first: {error}",
                 workload.failed
             ));
+        }
+    }
+
+    fn add_repeats(&mut self, node: &str, peer: &str, job: &'static str, transfers: u64) {
+        if transfers != 0 {
+            self.repeats.push(RepeatLine {
+                node: node.to_owned(),
+                peer: peer.to_owned(),
+                job,
+                transfers,
+            });
         }
     }
 
@@ -472,28 +520,46 @@ impl SpanLine {
 
 impl NodeLine {
     fn new<A>(node: &FinishedNode<A>) -> Self {
-        let counters: &Counters = node.counters;
+        let sum = |of: fn(&Counters) -> u64| -> u64 {
+            node.cores.iter().map(|core| of(core.counters)).sum()
+        };
         // Both must say that nobody can get in: the poller counts grants, the device looks at its table.
-        let device = node.device.map_or(0, |gauges| gauges.live_keys as u64);
+        let keys = |core: &FinishedCore| {
+            let device = core.device.map_or(0, |gauges| gauges.live_keys as u64);
+            core.keys_alive
+                .max(core.counters.keys_alive.get())
+                .max(device)
+        };
+        let mut counters: Vec<(&'static str, u64)> = Vec::new();
+        for core in &node.cores {
+            for (at, (name, count)) in core.counters.each().enumerate() {
+                match counters.get_mut(at) {
+                    Some((_, sum)) => *sum = sum.saturating_add(count),
+                    None => counters.push((name, count)),
+                }
+            }
+        }
         Self {
             nid: node.nid.to_string(),
             registrations: [
-                counters.fragment_lists.get(),
-                counters.page_lists.get(),
-                counters.windows.get(),
+                sum(|core| core.fragment_lists.get()),
+                sum(|core| core.page_lists.get()),
+                sum(|core| core.windows.get()),
             ],
-            by_mapping: counters.mappings.get(),
-            by_arena_key: counters.arenas.get(),
-            staged: counters.stagings.get(),
-            unmappable: counters.unmappable.get(),
-            registered_sources: counters.source_lists.get(),
-            invalidations: counters.invalidations.get(),
-            remote_invalidations: counters.remote_invalidations.get(),
-            keys_alive: node.keys_alive.max(counters.keys_alive.get()).max(device),
-            windows_rebuilt: node.windows_rebuilt,
-            protocol_errors: counters.protocol_errors.get(),
-            left_over: node.leftovers.map(|left| left_over(&left)),
-            counters: counters.each().collect(),
+            by_mapping: sum(|core| core.mappings.get()),
+            by_arena_key: sum(|core| core.arenas.get()),
+            staged: sum(|core| core.stagings.get()),
+            unmappable: sum(|core| core.unmappable.get()),
+            registered_sources: sum(|core| core.source_lists.get()),
+            invalidations: sum(|core| core.invalidations.get()),
+            remote_invalidations: sum(|core| core.remote_invalidations.get()),
+            keys_alive: node.cores.iter().map(keys).sum(),
+            windows_rebuilt: node.cores.iter().map(|core| core.windows_rebuilt).sum(),
+            protocol_errors: sum(|core| core.protocol_errors.get()),
+            reconnected: node.reconnected,
+            left_over: all_left_over(&node.cores),
+            counters,
+            cores: node.cores.iter().map(CoreLine::new).collect(),
         }
     }
 
@@ -504,10 +570,37 @@ impl NodeLine {
     }
 }
 
+impl CoreLine {
+    fn new(core: &FinishedCore) -> Self {
+        let counters = core.counters;
+        Self {
+            connections: core.connections,
+            transfers: counters.transfers.get(),
+            peer_transfers: counters.peer_transfers.get(),
+            work_requests: counters.work_requests.get(),
+            doorbells: counters.doorbells.get(),
+        }
+    }
+}
+
 impl ThreadLine {
     fn is_clean(&self) -> bool {
         self.allocations.unwrap_or(0) == 0 && self.frees.unwrap_or(0) == 0
     }
+}
+
+/// What all cores hold together; `None` if one did not come to its end.
+fn all_left_over(cores: &[FinishedCore]) -> Option<Vec<(&'static str, u64)>> {
+    let mut sums: Vec<(&'static str, u64)> = Vec::new();
+    for core in cores {
+        for (name, count) in left_over(&core.leftovers?) {
+            match sums.iter_mut().find(|(known, _)| *known == name) {
+                Some((_, sum)) => *sum = sum.saturating_add(count),
+                None => sums.push((name, count)),
+            }
+        }
+    }
+    Some(sums)
 }
 
 fn left_over(left: &Leftovers) -> Vec<(&'static str, u64)> {

@@ -46,6 +46,20 @@ impl fmt::Display for Report {
                 )?,
             }
         }
+        for line in &self.repeats {
+            writeln!(
+                f,
+                "{} of {} with {}: {} transfers failed with their connection and were made again",
+                line.job, line.node, line.peer, line.transfers
+            )?;
+        }
+        for node in self.nodes.iter().filter(|node| node.reconnected != 0) {
+            let (count, plural) = match node.reconnected {
+                1 => (1, ""),
+                more => (more, "s"),
+            };
+            writeln!(f, "{} made {count} lost connection{plural} again", node.nid)?;
+        }
         if let Some(capture) = &self.capture {
             writeln!(
                 f,
@@ -63,7 +77,12 @@ impl fmt::Display for Report {
         if transfers.rows.len() > 1 {
             write!(f, "\n{transfers}")?;
         }
-        write!(f, "\n{}\n{}", self.node_table(), self.thread_table())
+        write!(f, "\n{}\n", self.node_table())?;
+        let cores = self.core_table();
+        if cores.rows.len() > 1 {
+            writeln!(f, "{cores}")?;
+        }
+        write!(f, "{}", self.thread_table())
     }
 }
 
@@ -110,6 +129,31 @@ impl Report {
                     line.peer_doorbells_per_transfer,
                 ),
             ]);
+        }
+        table
+    }
+
+    /// What each core of a node of several has moved.
+    fn core_table(&self) -> Table {
+        let mut table = Table::new(&[
+            "core of",
+            "connections",
+            "transfers",
+            "of peers",
+            "WRs",
+            "doorbells",
+        ]);
+        for node in self.nodes.iter().filter(|node| node.cores.len() > 1) {
+            for (nth, core) in node.cores.iter().enumerate() {
+                table.row(vec![
+                    format!("{}, {}", node.nid, ORDINALS.get(nth).unwrap_or(&"another")),
+                    core.connections.to_string(),
+                    core.transfers.to_string(),
+                    core.peer_transfers.to_string(),
+                    core.work_requests.to_string(),
+                    core.doorbells.to_string(),
+                ]);
+            }
         }
         table
     }
@@ -221,3 +265,7 @@ pub(super) fn megabytes(bytes: u64) -> String {
         _ => format!("{amount:.1}"),
     }
 }
+
+const ORDINALS: [&str; 8] = [
+    "first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth",
+];

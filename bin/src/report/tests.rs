@@ -2,10 +2,20 @@
 
 use super::table::{Table, megabytes};
 use super::{
-    DigestLine, NodeLine, PingLine, Report, SpanLine, ThreadLine, Verdict, VerificationLine, hex,
-    left_over, rate,
+    CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, SpanLine, ThreadLine, Verdict,
+    VerificationLine, hex, left_over, rate,
 };
 use o2poll_dataplane::poller::Leftovers;
+
+fn core(transfers: u64) -> CoreLine {
+    CoreLine {
+        connections: 1,
+        transfers,
+        peer_transfers: 0,
+        work_requests: 3 * transfers,
+        doorbells: transfers,
+    }
+}
 
 fn report() -> Report {
     let digest = |what| DigestLine {
@@ -57,6 +67,7 @@ fn report() -> Report {
             wrong_bytes: 0,
             failed: 0,
         }],
+        repeats: Vec::new(),
         capture: None,
         failures: Vec::new(),
         nodes: vec![NodeLine {
@@ -72,8 +83,10 @@ fn report() -> Report {
             keys_alive: 0,
             windows_rebuilt: 0,
             protocol_errors: 0,
+            reconnected: 0,
             left_over: Some(Vec::new()),
             counters: vec![("polls", 9)],
+            cores: vec![core(7)],
         }],
         threads: vec![ThreadLine {
             core: 0,
@@ -165,6 +178,36 @@ fn the_table_says_what_was_wrong() {
     assert!(text.contains("2 windows"), "{text}");
     assert!(text.contains("not counted"), "{text}");
     assert!(text.contains("ns/transfer"), "{text}");
+}
+
+#[test]
+fn what_was_made_again_and_what_each_core_did_is_told_and_is_no_fault() {
+    let plain = report().to_string();
+    assert!(
+        !plain.contains("again") && !plain.contains("core of"),
+        "{plain}"
+    );
+    let mut report = report();
+    report.repeats.push(RepeatLine {
+        node: String::from("10.0.0.2@o2ib"),
+        peer: String::from("10.0.0.1@o2ib"),
+        job: "workload",
+        transfers: 5,
+    });
+    report.nodes[0].reconnected = 2;
+    report.nodes[0].cores.push(core(4321));
+    assert_eq!(report.judge(), Verdict::Good);
+    let text = report.to_string();
+    assert!(
+        text.contains("workload of 10.0.0.2@o2ib with 10.0.0.1@o2ib: 5 transfers failed"),
+        "{text}"
+    );
+    assert!(
+        text.contains("10.0.0.1@o2ib made 2 lost connections again"),
+        "{text}"
+    );
+    assert!(text.contains("10.0.0.1@o2ib, second"), "{text}");
+    assert!(text.contains("4321"), "{text}");
 }
 
 #[test]

@@ -13,11 +13,12 @@ use o2poll_dataplane::wire::Nid;
 use o2poll_dataplane::wire::ping;
 use o2poll_hal::verbs::Device;
 
-use super::{Control, Options, SHORT, rdma};
+use super::{Control, Options, rdma};
 use crate::NodeError;
 use crate::application::Nobody;
+use crate::engine::SHORT;
 use crate::job::{NoPong, Pong, judge};
-use crate::node::Link;
+use crate::node::{Link, Node};
 
 /// A connection of a short-lived node to another.
 pub struct Client {
@@ -25,6 +26,8 @@ pub struct Client {
     from: Nid,
     to: Nid,
     link: Link,
+    /// For a connection, and for a transfer with all its repetitions.
+    timeout: Duration,
     /// Memory of transfers that have ended, of each length once.
     lists: Vec<&'static mut PageList<'static>>,
 }
@@ -115,6 +118,7 @@ impl Client {
             from,
             to,
             link,
+            timeout,
             lists: Vec::new(),
         })
     }
@@ -208,7 +212,7 @@ impl Client {
             .lists
             .iter()
             .position(|list| list.length() == u64::from(length));
-        let memory = match known {
+        let mut memory = match known {
             Some(at) => self.lists.swap_remove(at),
             None => node.memory(length).ok_or(NodeError::Device {
                 node: self.from,
@@ -218,41 +222,85 @@ impl Client {
         if !bytes.is_empty() {
             memory.write_at(0, bytes);
         }
-        let request = Request {
-            token: Token(0),
-            connection: self.link.connection,
-            portal: target.portal,
-            match_bits: target.match_bits,
-            remote_offset,
-            memory,
-            operation,
-            timeout: None,
-        };
-        node.submit(Submission::Transfer(request))
-            .map_err(|_| NodeError::Device {
-                node: self.from,
-                what: "another transfer",
-            })?;
+        let give_up = Instant::now() + self.timeout;
         loop {
-            match self.control.turn(SHORT) {
-                // The transfer tells.
-                Ok(()) | Err(NodeError::Lost { .. }) => {}
-                Err(error) => return Err(error),
-            }
-            let node = self
-                .control
-                .node(self.from)
-                .ok_or(NodeError::NoNode(self.from))?;
-            if let Some(Event::Done {
-                outcome, memory, ..
-            }) = node.event()
-            {
-                self.lists.push(memory);
-                let memory = self.lists.last_mut().ok_or(NodeError::NoNode(self.from))?;
-                return Ok((outcome, memory));
+            let request = Request {
+                token: Token(0),
+                connection: self.link.connection,
+                portal: target.portal,
+                match_bits: target.match_bits,
+                remote_offset,
+                memory,
+                operation,
+                timeout: None,
+            };
+            node_of(&mut self.control, self.from)?
+                .submit_to(self.link.core, Submission::Transfer(request))
+                .map_err(|_| NodeError::Device {
+                    node: self.from,
+                    what: "another transfer",
+                })?;
+            let mut why = None;
+            let (outcome, back) = loop {
+                match self.control.turn(SHORT) {
+                    Ok(()) => {}
+                    // The transfer ends by that.
+                    Err(lost @ NodeError::Lost { .. }) => why = Some(lost),
+                    Err(error) => return Err(error),
+                }
+                if let Some(Event::Done {
+                    outcome, memory, ..
+                }) = node_of(&mut self.control, self.from)?.event()
+                {
+                    break (outcome, memory);
+                }
+            };
+            memory = back;
+            match outcome {
+                Err(endpoint::Error::ConnectionClosed | endpoint::Error::NotConnected) => {
+                    self.connect_again(give_up, why)?;
+                }
+                outcome => {
+                    self.lists.push(memory);
+                    let memory = self.lists.last_mut().ok_or(NodeError::NoNode(self.from))?;
+                    return Ok((outcome, memory));
+                }
             }
         }
     }
+
+    /// Makes the connection again that is lost, until there is no time left; then that is told once, with what was first
+    /// known of it.
+    fn connect_again(&mut self, give_up: Instant, why: Option<NodeError>) -> Result<(), NodeError> {
+        let mut why = why;
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let left = give_up.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(why.unwrap_or_else(|| NodeError::Lost {
+                    node: self.from,
+                    peer: self.to,
+                    why: String::from("it ended while a transfer was under way"),
+                }));
+            }
+            match self.control.connect(self.from, self.to, left) {
+                Ok(link) => {
+                    self.link = link;
+                    return Ok(());
+                }
+                Err(error @ (NodeError::Lost { .. } | NodeError::Dial { .. })) => {
+                    why.get_or_insert(error);
+                }
+                Err(error) => return Err(error),
+            }
+            std::thread::sleep(pause.min(left));
+            pause = pause.saturating_mul(2).min(Duration::from_secs(1));
+        }
+    }
+}
+
+fn node_of(control: &mut Control<Nobody>, nid: Nid) -> Result<&mut Node, NodeError> {
+    control.node(nid).ok_or(NodeError::NoNode(nid))
 }
 
 /// Bytes of one transfer: the most that LNet has.

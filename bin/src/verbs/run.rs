@@ -1,6 +1,6 @@
 //! Runs the jobs of a node file on an RDMA device.
 
-use core::sync::atomic::{AtomicBool, Ordering};
+use core::sync::atomic::AtomicBool;
 use core::time::Duration;
 use std::sync::Arc;
 
@@ -9,9 +9,9 @@ use o2poll_dataplane::wire::Nid;
 
 use super::{Control, Options};
 use crate::NodeError;
-use crate::job::{Job, Progress, peers};
-use crate::report::{Report, Scene};
-use crate::run::{Watcher, hashes};
+use crate::job::{Job, Progress};
+use crate::report::Report;
+use crate::run::{Course, Watcher, hashes, scene};
 
 /// Runs the nodes of a file that are `here` (all of them if there is none) and their jobs. Nodes without jobs serve the
 /// others: if no node here has one, until `stop` becomes true.
@@ -41,71 +41,18 @@ pub fn run(
         }
         Ok(Some(job))
     })?;
-    for note in control.notes() {
-        watcher.line(note, true);
-    }
-    watcher.line(control.placement(), false);
-    let scene = Scene {
-        placement: control.placement().to_owned(),
-        idle: control.idle(),
-        clock: control.clock(),
+    let scene = scene(&control.0);
+    let course = Course {
+        config,
+        is_here: &is_here,
+        progress: &progress,
+        dial: config.tunables.timeout,
+        stop,
     };
-    let mut failures = Vec::new();
-    let dials: Vec<(Nid, Nid)> = config
-        .nodes
-        .iter()
-        .filter(|node| is_here(node.nid))
-        .flat_map(|node| peers(node).into_iter().map(|peer| (node.nid, peer)))
-        .collect();
-    let serves = dials.is_empty();
-    if serves {
-        watcher.line("ready: listens on port 987", true);
-    }
-    for (node, peer) in dials {
-        if let Err(error) = control.connect(node, peer, config.tunables.timeout) {
-            failures.push(error.to_string());
-            break;
-        }
-    }
-    let mut finishing = !failures.is_empty();
-    if finishing {
-        control.finish();
-    }
-    loop {
-        // Relaxed: it carries nothing but itself.
-        let stopped = stop.load(Ordering::Relaxed);
-        let over = progress.iter().all(|(_, progress)| progress.is_over());
-        if over && (!serves || stopped || finishing) {
-            break;
-        }
-        if !finishing && stopped {
-            finishing = true;
-            control.finish();
-        }
-        match control.turn(NAP) {
-            Ok(()) => {}
-            // A node that only serves lives longer than its peers.
-            Err(NodeError::Lost { .. }) if serves => {}
-            // Its transfers fail, and the jobs come to an end by that.
-            Err(error @ NodeError::Lost { .. }) => failures.push(error.to_string()),
-            Err(error @ NodeError::Removed { .. }) => {
-                failures.push(error.to_string());
-                finishing = true;
-                control.finish();
-            }
-            Err(error) => return Err(error),
-        }
-        for line in control.log() {
-            watcher.line(&line, false);
-        }
-        watcher.look(&progress);
-    }
-    watcher.look(&progress);
+    let failures = course.run(&mut control.0, watcher)?;
     let finished = control.stop(STOP)?;
     Ok(Report::new(config, &scene, &finished, failures))
 }
 
-/// The control thread's longest sleep while jobs run.
-const NAP: Duration = Duration::from_millis(20);
 /// For everything to come to its end.
 const STOP: Duration = Duration::from_secs(30);

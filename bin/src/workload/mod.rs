@@ -12,16 +12,16 @@ mod tests;
 use core::time::Duration;
 
 use o2poll_config::{self as config, Export};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::{
     Error, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
 use o2poll_dataplane::memory::{PageList, Range};
-use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::{Instant, Ticks};
+use o2poll_dataplane::wire::Nid;
 
 use crate::application::{Port, Turn};
-use crate::measure::Span;
+use crate::links::{Links, Over, Way};
+use crate::measure::{CoreCounters, Span};
 use crate::pattern::{Pattern, Random};
 use slot::{Layers, Slot, State};
 
@@ -62,6 +62,10 @@ pub struct Workload {
     pub failed: u64,
     /// The first of them.
     pub failure: Option<Error>,
+    /// Transfers that failed with their connection and were made again.
+    pub repeated: u64,
+    repeat: bool,
+    peer: Nid,
 }
 
 impl Workload {
@@ -70,7 +74,7 @@ impl Workload {
         job: &config::Workload,
         region: &Export,
         hertz: u64,
-        counters: [&'static Counters; 2],
+        counters: [CoreCounters; 2],
     ) -> Result<Self, crate::NodeError> {
         let mut sorted: Vec<(u32, u64)> = job
             .sizes
@@ -113,6 +117,8 @@ impl Workload {
             size: 0,
             put: true,
             submitted: Instant::default(),
+            over: Over::default(),
+            again: false,
         });
         let slots: Vec<Slot> = slots.collect();
         Ok(Self {
@@ -138,6 +144,9 @@ impl Workload {
             wrong_bytes: 0,
             failed: 0,
             failure: None,
+            repeated: 0,
+            repeat: job.repeat,
+            peer: job.peer,
         })
     }
 
@@ -200,7 +209,7 @@ impl Workload {
     pub(crate) fn step(
         &mut self,
         port: &mut Port,
-        connection: Handle,
+        links: &mut Links,
         turn: Turn,
         finish: bool,
     ) -> u32 {
@@ -211,7 +220,7 @@ impl Workload {
         // Whatever has ended is timed before anything slow is done.
         while let Some(event) = port.event() {
             work += 1;
-            self.ended(event, turn);
+            self.ended(event, links, turn);
         }
         if self.unprepared == 0 && self.until.is_none() {
             self.begun = Some(turn.now);
@@ -221,7 +230,7 @@ impl Workload {
         let stop = finish
             || self.failed >= MOST_FAILURES
             || self.until.is_some_and(|until| turn.now >= until);
-        work += self.submit_all(port, connection, turn, stop);
+        work += self.submit_all(port, links, turn, stop);
         work += self.bite();
         let idle = self.slots.iter().all(|slot| slot.state == State::Idle);
         if stop && idle {
@@ -232,7 +241,7 @@ impl Workload {
     }
 
     /// Gives every idle slot something to do, and submits what is ready.
-    fn submit_all(&mut self, port: &mut Port, connection: Handle, turn: Turn, stop: bool) -> u32 {
+    fn submit_all(&mut self, port: &mut Port, links: &mut Links, turn: Turn, stop: bool) -> u32 {
         let mut work = 0;
         for index in 0..self.slots.len() {
             let Some(slot) = self.slots.get(index) else {
@@ -255,7 +264,7 @@ impl Workload {
                 .slots
                 .get(index)
                 .is_some_and(|slot| slot.state == State::Ready)
-                && self.submit(index, port, connection, turn)
+                && self.submit(index, port, links, turn)
             {
                 work += 1;
             }
@@ -283,6 +292,7 @@ impl Workload {
             (size, put)
         };
         if let Some(slot) = self.slots.get_mut(index) {
+            slot.again = false;
             slot.size = size;
             slot.put = put;
             slot.round += u64::from(put);
@@ -294,9 +304,15 @@ impl Workload {
         }
     }
 
-    fn submit(&mut self, index: usize, port: &mut Port, connection: Handle, turn: Turn) -> bool {
+    fn submit(&mut self, index: usize, port: &mut Port, links: &mut Links, turn: Turn) -> bool {
         let Some(slot) = self.slots.get_mut(index) else {
             return false;
+        };
+        let over = match links.way(self.peer) {
+            Way::Over(over) => over,
+            Way::Wait => return false,
+            // It fails at once, and that is told.
+            Way::Never => Over::default(),
         };
         let Some(list) = slot.list.take() else {
             return false;
@@ -307,7 +323,7 @@ impl Workload {
         }
         let request = Request {
             token: Token(index as u64),
-            connection,
+            connection: over.connection,
             portal: self.portal,
             match_bits: slot.match_bits,
             remote_offset: slot.offset,
@@ -323,8 +339,13 @@ impl Workload {
             timeout: None,
         };
         slot.submitted = turn.now;
-        match port.submit(Submission::Transfer(request)) {
+        match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
+                links.begun(over);
+                slot.over = over;
+                if core::mem::take(&mut slot.again) && over != Over::default() {
+                    self.repeated += 1;
+                }
                 slot.state = State::Out;
                 self.out += 1;
                 true
@@ -338,7 +359,7 @@ impl Workload {
         }
     }
 
-    fn ended(&mut self, event: Event<'static>, turn: Turn) {
+    fn ended(&mut self, event: Event<'static>, links: &mut Links, turn: Turn) {
         let Event::Done {
             token,
             outcome,
@@ -353,6 +374,12 @@ impl Workload {
         };
         slot.take_back(memory);
         self.out = self.out.saturating_sub(1);
+        if links.ended(slot.over, outcome) && self.repeat && slot.over != Over::default() {
+            // The source of a PUT is as it was, and what is in the sink of a GET is right or still cleared.
+            slot.state = State::Ready;
+            slot.again = true;
+            return;
+        }
         let length = self.sizes.get(slot.size).copied().unwrap_or(0);
         let outcome = match outcome {
             Ok(bytes) if bytes != length => Err(Error::NoRoom),
@@ -377,6 +404,8 @@ impl Workload {
                 }
             }
             Err(error) => {
+                // Nobody knows how much of a PUT has landed: its slice is written anew before it is read.
+                slot.prepared &= !slot.put;
                 self.failed += 1;
                 self.failure.get_or_insert(error);
             }

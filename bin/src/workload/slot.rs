@@ -4,6 +4,7 @@ use o2poll_dataplane::endpoint::MatchBits;
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::time::Instant;
 
+use crate::links::Over;
 use crate::pattern::Pattern;
 
 /// One transfer at a time, over and over.
@@ -23,6 +24,10 @@ pub(super) struct Slot {
     pub(super) size: usize,
     pub(super) put: bool,
     pub(super) submitted: Instant,
+    /// The connection that it was given to.
+    pub(super) over: Over,
+    /// Its connection failed, and it is to be made again.
+    pub(super) again: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

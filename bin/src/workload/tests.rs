@@ -5,7 +5,6 @@ use core::time::Duration;
 use super::slot::{Layers, Slot, State};
 use super::{Pattern, Portal, Workload, share, slices};
 use o2poll_config::{self as config, Content, Export, ExportRef, WeightedSize};
-use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::MatchBits;
 use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::LKey;
@@ -24,7 +23,6 @@ fn region(length: u64, piece: u32) -> Export {
 }
 
 fn workload(sizes: &[(u32, u32)], put: f64) -> Workload {
-    let counters: &'static Counters = Box::leak(Box::new(Counters::new()));
     let job = config::Workload {
         peer: Nid::o2ib([10, 0, 0, 1], 0),
         region: ExportRef { node: 0, export: 0 },
@@ -40,9 +38,9 @@ fn workload(sizes: &[(u32, u32)], put: f64) -> Workload {
         duration: Duration::from_secs(1),
         verify: true,
         seed: 1,
+        repeat: true,
     };
-    let mut workload =
-        Workload::new(&job, &region(1 << 20, 1 << 20), 1000, [counters, counters]).unwrap();
+    let mut workload = Workload::new(&job, &region(1 << 20, 1 << 20), 1000, [&[], &[]]).unwrap();
     let ranges = workload.memory();
     workload.begin(ranges.into_iter().map(|bytes| {
         let bytes: &'static mut [u8] = vec![0; bytes].leak();

@@ -16,9 +16,9 @@ pub mod extensions;
 mod negotiation;
 pub mod table;
 
-pub use extensions::{Extensions, REPLY_BYTES};
+pub use extensions::{Extensions, Immediate, REPLY_BYTES};
 pub use negotiation::{
-    Answer, Next, Refusal, Refused, Request, accepted, answer, rejected, request,
+    Answer, Next, Refusal, Refused, Request, accepted, answer, rejected, request, too_deep,
 };
 
 use crate::wire::{Envelope, MAX_FRAGMENTS, Nid, V1, V2};
@@ -82,6 +82,8 @@ pub struct Remembered {
     pub stamp: Option<u64>,
     /// The depth it is known to grant; more than any, if nobody knows better.
     pub queue_depth: u16,
+    /// The depth that this node's device is known to hold for it; more than any, if it has refused none.
+    pub held_depth: u16,
     /// The fragments it is known to grant.
     pub max_frags: u16,
     /// Races lost against it since the last connection. Only for who looks; see the module.
@@ -98,6 +100,7 @@ impl Remembered {
             version: V2,
             stamp: None,
             queue_depth: u16::MAX,
+            held_depth: u16::MAX,
             max_frags: MAX_FRAGMENTS,
             races_lost: 0,
             redials: 0,
@@ -123,9 +126,10 @@ impl Remembered {
         self.stamp = None;
     }
 
-    /// This machine's device could not hold the depth: ask this node for less (LU-12901).
+    /// This machine's device could not hold the depth: ask this node for less, and grant it no more (LU-12901). That
+    /// holds for every life of the node.
     pub fn lower_depth(&mut self, queue_depth: u16) {
-        self.queue_depth = self.queue_depth.min(queue_depth).max(1);
+        self.held_depth = self.held_depth.min(queue_depth).max(1);
     }
 
     /// A connection was agreed on.
@@ -164,6 +168,8 @@ pub struct Terms {
     pub kills_keys: bool,
     /// The peer's DONEs kill ours.
     pub keys_killed: bool,
+    /// Where all of a sink is written the last WRITE has immediate data, ours and the peer's, and no DONE follows.
+    pub write_immediates: bool,
 }
 
 impl Terms {

@@ -181,6 +181,10 @@ pub fn answer<'r>(
         }
         return answer;
     }
+    if params.queue_depth > remembered.held_depth {
+        let record = too_deep(version, local, remembered);
+        return reject(record, Refusal::Depth(params.queue_depth));
+    }
     remembered.settled();
     let theirs = Extensions::of_request(envelope.credits);
     let terms = terms(local, envelope, &params, theirs);
@@ -199,6 +203,26 @@ pub fn answer<'r>(
         *to = *from;
     }
     Answer::Accept { terms, reply }
+}
+
+/// The record that refuses a request for a depth that this node's device does not hold for its sender. It asks for less
+/// then; version 1 has one depth only.
+#[must_use]
+pub fn too_deep(version: u16, local: &Local, remembered: &Remembered) -> RejectRecord {
+    RejectRecord {
+        version,
+        why: if version == V1 {
+            Why::Fatal
+        } else {
+            Why::MsgQueueSize
+        },
+        incarnation: local.stamp,
+        params: Some(ConnParams {
+            queue_depth: remembered.held_depth.min(local.deepest(version)),
+            max_frags: local.max_frags,
+            max_msg_size: MESSAGE_BYTES,
+        }),
+    }
 }
 
 /// A connection request that was sent.
@@ -221,7 +245,11 @@ pub struct Request {
 pub fn request(local: &Local, remembered: &Remembered, peer: Nid) -> Request {
     let version = remembered.version;
     let params = ConnParams {
-        queue_depth: remembered.queue_depth.min(local.deepest(version)).max(1),
+        queue_depth: remembered
+            .queue_depth
+            .min(remembered.held_depth)
+            .min(local.deepest(version))
+            .max(1),
         max_frags: remembered.max_frags.min(local.max_frags).max(1),
         max_msg_size: MESSAGE_BYTES,
     };
@@ -423,6 +451,7 @@ fn terms(local: &Local, envelope: &Envelope, params: &ConnParams, theirs: Extens
         high_water: local.high_water(envelope.version, params.queue_depth),
         kills_keys: local.extensions.kills_keys_of(theirs),
         keys_killed: theirs.kills_keys_of(local.extensions),
+        write_immediates: local.extensions.write_immediates(theirs),
     }
 }
 

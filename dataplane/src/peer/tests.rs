@@ -6,7 +6,7 @@ use std::vec::Vec;
 
 use super::{
     Answer, Extensions, Local, Next, Refusal, Refused, Remembered, Request, Stale, accepted,
-    answer, rejected, request,
+    answer, rejected, request, too_deep,
 };
 use crate::wire::{
     Body, ByteOrder, Checksum, ConnParams, Encoding, Envelope, Message, Nid, RejectRecord, V1, V2,
@@ -192,13 +192,42 @@ fn a_peer_that_takes_us_for_our_former_life_is_told_so() {
 fn what_another_life_granted_is_forgotten() {
     let mut of_b = Remembered::new();
     of_b.learn(V2, 1);
-    of_b.lower_depth(4);
+    of_b.queue_depth = 4;
     of_b.max_frags = 16;
     of_b.learn(V2, 1);
     assert_eq!((of_b.queue_depth, of_b.max_frags), (4, 16));
     of_b.learn(V2, 2);
     assert_eq!(request(&local(A), &of_b, B).params.queue_depth, 8);
     assert_eq!(request(&local(A), &of_b, B).params.max_frags, 257);
+}
+
+#[test]
+fn lu_12901_what_the_device_does_not_hold_is_neither_asked_for_nor_granted_in_any_life_of_the_peer()
+{
+    let (mut of_a, mut of_b) = (Remembered::new(), Remembered::new());
+    of_b.lower_depth(4);
+    of_b.lower_depth(6);
+    assert_eq!(request(&local(A), &of_b, B).params.queue_depth, 4);
+    of_b.learn(V2, 1);
+    of_b.learn(V2, 2);
+    assert_eq!(request(&local(A), &of_b, B).params.queue_depth, 4);
+    of_b.lower_depth(0);
+    assert_eq!(request(&local(A), &of_b, B).params.queue_depth, 1);
+
+    // The one that is asked says what it holds, and is asked for that.
+    of_a.lower_depth(3);
+    let mut of_b = Remembered::new();
+    assert_eq!(
+        dial(&local(A), &local(B), &mut of_b, &mut of_a),
+        (1, 3, 257)
+    );
+    assert_eq!(
+        dial(&local(A), &local(B), &mut of_b, &mut of_a),
+        (0, 3, 257)
+    );
+    // Version 1 knows one depth, and is told that it is no use.
+    let record = too_deep(V1, &local(B), &of_a);
+    assert_eq!(record.why, Why::Fatal);
 }
 
 #[test]

@@ -358,7 +358,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        if state.draining || state.on_send_queue() >= self.send_wr {
+        if state.draining || state.on_send_queue() >= state.send_wr {
             return;
         }
         let (qp, head) = (state.qp, state.head);

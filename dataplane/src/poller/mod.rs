@@ -38,7 +38,8 @@ use record::{Chain, Hand, Record, Stack, Windows};
 pub enum Order<N: Nic> {
     /// Serve this queue pair. Answered by [`Report::Ready`] or [`Report::Refused`].
     Adopt {
-        /// Made on this core's protection domain and completion queue.
+        /// Made on this core's protection domain and completion queue, with room for what the terms' depth needs
+        /// ([`Shape::sizes`]).
         qp: N::QueuePair,
         /// What is agreed so far; on the connecting side the peer's part comes with
         /// [`Order::Establish`], and messages that arrive before it wait.
@@ -101,6 +102,8 @@ pub enum Report<N: Nic> {
         qp: N::QueuePair,
         /// As in the order.
         token: u64,
+        /// It was the device that refused it: it may take one of less depth.
+        by_device: bool,
     },
     /// The connection has ended and is drained.
     Gone {
@@ -195,7 +198,7 @@ pub struct Storage<'a> {
     /// The free ring of windows.
     pub regions: &'a mut [Option<Descriptor>],
     /// Staging buffers of [`STAGE_BYTES`], all present at the start, registered with the device; each begins on a
-    /// page. Exposed ones serve a device that has nothing but the arena's key.
+    /// page; on a device with page lists too short for one, on as large a one as makes them do. Exposed ones serve a device that has nothing but the arena's key.
     pub staging: &'a mut [Option<Range<'a>>],
     /// The pool of mappings.
     pub mappings: &'a mut [Slot<Mapping>],
@@ -409,7 +412,6 @@ pub struct Poller<'a, N: Nic> {
     nic: N,
     capabilities: Capabilities,
     limits: Limits,
-    send_wr: u32,
     ends: Ends<'a, N>,
     counters: &'a Counters,
     connections: Pool<'a, Connection<'a>>,
@@ -505,7 +507,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         let transfers = Pool::new(storage.transfers);
         Ok(Self {
             capabilities,
-            send_wr: sizes.send_wr,
             counters: storage.counters,
             connections: Pool::new(storage.connections),
             own_most: transfers.capacity().saturating_sub(shares),

@@ -1,6 +1,6 @@
 //! Orders of the control side.
 
-use super::{Order, Poller, Reason, Receive, Received, Report};
+use super::{Order, Poller, Reason, Receive, Received, Report, Shape};
 use crate::connection::{Connection, State};
 use crate::nic::Nic;
 use crate::peer::Terms;
@@ -62,13 +62,23 @@ impl<N: Nic> Poller<'_, N> {
             && self.connections.vacant() > 0
             && !self.stopping;
         if !fits {
-            let _ = self.ends.reports.push(Report::Refused { qp, token });
+            let by_device = false;
+            let _ = self.ends.reports.push(Report::Refused {
+                qp,
+                token,
+                by_device,
+            });
             return;
         }
         let name = match self.nic.adopt(qp) {
             Ok(name) => name,
             Err(qp) => {
-                let _ = self.ends.reports.push(Report::Refused { qp, token });
+                let by_device = true;
+                let _ = self.ends.reports.push(Report::Refused {
+                    qp,
+                    token,
+                    by_device,
+                });
                 return;
             }
         };
@@ -78,7 +88,12 @@ impl<N: Nic> Poller<'_, N> {
             State::Adopted
         };
         let choices = self.choices(&terms);
-        let connection = Connection::new(name, terms, choices, state, token, now);
+        let mut connection = Connection::new(name, terms, choices, state, token, now);
+        let shape = Shape {
+            queue_depth: terms.queue_depth,
+            ..self.limits.shape
+        };
+        connection.send_wr = shape.send_wr();
         let Ok(connection) = self.connections.insert(connection) else {
             return;
         };

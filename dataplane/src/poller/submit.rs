@@ -77,6 +77,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             cookie: 0,
             sink: Sink::None,
             sink_key: RKey(0),
+            fills_sink: false,
             cursor: Cursor::default(),
             token,
             portal: request.portal,
@@ -121,8 +122,31 @@ impl<'a, N: Nic> Poller<'a, N> {
         Ok(length)
     }
 
+    /// Attaches an entry without an event for it, e.g. before there is an application. Its end has one.
+    ///
+    /// # Errors
+    /// The entry as it was, and what is wrong with it.
+    pub fn export(&mut self, entry: Entry<'a>) -> Result<Handle, (Entry<'a>, Error)> {
+        if self.ends.events.free() <= self.events_due {
+            return Err((entry, Error::NoRoom));
+        }
+        self.insert_entry(entry)
+    }
+
     fn attach(&mut self, entry: Entry<'a>) {
         let token = entry.token;
+        // One slot for this answer, one for the end of the entry.
+        self.reserve_event();
+        match self.insert_entry(entry) {
+            Ok(entry) => self.tell(Event::Attached { token, entry }),
+            Err((entry, why)) => self.tell(Event::Detached {
+                entry: Some(entry),
+                why: Some(why),
+            }),
+        }
+    }
+
+    fn insert_entry(&mut self, entry: Entry<'a>) -> Result<Handle, (Entry<'a>, Error)> {
         let refusal = if entry.portal == LNET_PORTAL {
             Some(Error::ReservedPortal)
         } else if self.stopping {
@@ -132,29 +156,16 @@ impl<'a, N: Nic> Poller<'a, N> {
         } else {
             None
         };
-        // One slot for this answer, one for the end of the entry.
-        self.reserve_event();
-        let refused = match refusal {
-            Some(why) => Err((entry, why)),
-            None => self
-                .entries
-                .insert(Attached::new(entry))
-                .map_err(|attached| (attached.entry, Error::NoRoom)),
-        };
-        match refused {
-            Ok(handle) => {
-                self.entries.push_back(&mut self.attached, handle);
-                self.reserve_event();
-                self.tell(Event::Attached {
-                    token,
-                    entry: handle,
-                });
-            }
-            Err((entry, why)) => self.tell(Event::Detached {
-                entry: Some(entry),
-                why: Some(why),
-            }),
+        if let Some(why) = refusal {
+            return Err((entry, why));
         }
+        let handle = self
+            .entries
+            .insert(Attached::new(entry))
+            .map_err(|attached| (attached.entry, Error::NoRoom))?;
+        self.entries.push_back(&mut self.attached, handle);
+        self.reserve_event();
+        Ok(handle)
     }
 
     fn detach(&mut self, handle: Handle) {

@@ -9,8 +9,9 @@ use core::ptr::{self, NonNull};
 use o2poll_dataplane::memory::{Copier, Range};
 use o2poll_dataplane::nic::Rights;
 
-/// A range of memory that the device may touch: what `ibv_reg_mr` makes.
-#[derive(Debug)]
+/// A range of memory that the device may touch: what `ibv_reg_mr` makes. A copy is for the device of another core of
+/// the same node.
+#[derive(Clone, Debug)]
 pub struct Memory {
     address: u64,
     length: u64,

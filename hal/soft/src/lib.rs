@@ -364,7 +364,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
     }
 
     fn adopt(&mut self, qp: QueuePair) -> Result<Qp, QueuePair> {
-        if qp.path.port >= self.wire.ports() {
+        if qp.path.port >= self.wire.ports() || qp.send_depth > self.profile.granted_send_wr {
             return Err(qp);
         }
         self.table.adopt(qp).map(Qp)

@@ -17,6 +17,9 @@ pub struct Profile {
     pub rnr_timer: u32,
     /// Most queue pairs of one device value.
     pub max_qp: u32,
+    /// Most send work requests that a queue pair really gets. Cards promise more in `max_qp_wr` and then refuse the
+    /// queue pair (LU-10213).
+    pub granted_send_wr: u32,
     /// Any queue pair of the device may kill a key, whatever it is bound to and in whichever protection domain
     /// (`rxe_invalidate_mw` looks at neither).
     pub foreign_invalidate: bool,
@@ -53,6 +56,7 @@ impl Profile {
             ack_timeout: 1 << 24,
             rnr_timer: 64,
             max_qp: 1 << 18,
+            granted_send_wr: u32::MAX,
             foreign_invalidate: false,
             silent_invalidate: false,
         }

@@ -354,6 +354,23 @@ impl Device {
     }
 }
 
+impl fmt::Display for Event {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Established(number) => {
+                write!(
+                    out,
+                    "queue pair {number} has a message before its connection was confirmed"
+                )
+            }
+            Self::QueuePair(number, what) => write!(out, "queue pair {number}: {what}"),
+            Self::CompletionQueue => out.write_str("a completion queue is full"),
+            Self::DeviceGone => out.write_str("the device is gone"),
+            Self::Other(what) => out.write_str(what),
+        }
+    }
+}
+
 impl fmt::Debug for Device {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "Device({})", self.0.name)

@@ -1,7 +1,7 @@
 # kill -9 of either side: it is gone within 5 s, and the other side names what happened and goes on, or ends.
 one_guest
 before=$(resources)
-node_file 60 10
+node_file 60 10 3
 say "a target is killed whose windows are bound to nothing"
 start_target target.0
 ping_target

@@ -120,8 +120,8 @@ capture_stop() {
     cp /run/wire.pcap "$DIR/wire.pcap"
 }
 
-# node_file SECONDS TIMEOUT: writes FILE, in which 10.9.0.1 exports, and 10.9.0.2 copies and works for SECONDS. The file
-# is the same in every guest.
+# node_file SECONDS TIMEOUT RECONNECTS VERIFY: writes FILE, in which 10.9.0.1 exports, and 10.9.0.2 copies and works for
+# SECONDS. The file is the same in every guest.
 FILE=/run/pair.toml
 node_file() {
     seq 1 230000 >/run/file.bin
@@ -129,7 +129,7 @@ node_file() {
     cat >"$FILE" <<END
 device = { verbs = "rxe0" }
 memory = { huge_pages = "off", mlock = "try" }
-tunables = { timeout = "${2:-20}s", abandon_limit = "${2:-20}s", idle = "yield" }
+tunables = { timeout = "${2:-20}s", abandon_limit = "${2:-20}s", reconnects = ${3:-20}, idle = "yield" }
 
 [[node]]
 nid = "10.9.0.1@o2ib"
@@ -153,6 +153,7 @@ region = "scratch"
 sizes = ["512 B", "8 KiB", "64 KiB", "1 MiB"]
 in_flight = 4
 duration = "${1:-2}s"
+verify = ${4:-true}
 END
 }
 

@@ -1,5 +1,6 @@
 # A cable that is cut for 5 s, a peer that is killed and comes back, and a cable that is cut for longer than every
-# timeout. Transfers end with their data or with an error that has a name; whoever lives serves and asks again.
+# timeout, while the initiator may connect again and while it may not. Transfers end with their data or with an error that
+# has a name; whoever lives serves and asks again.
 #
 # After 5 s the device's own retries should carry on, and mostly do. Where acknowledgements were lost soon after a NAK,
 # rxe's retransmission timer (Linux 6.1) never fires again: then the nodes' own timeouts end the transfers.
@@ -22,13 +23,19 @@ if [ "$GUEST" = a ]; then
     start_target target.2
     tell again
     await cut.2 120
-    say "cut for long"
+    say "cut for longer than every timeout"
     ip link set "$CARD" down
     await noticed 120
     until_true 60 grep -q 'the connection with 10.9.0.2@o2ib has ended' "$DIR/target.2" ||
         { cat "$DIR/target.2"; fail "the target does not notice"; }
-    say "mended"
+    say "mended; the same processes go on"
     ip link set "$CARD" up
+    await cut.3 200
+    say "cut for good"
+    ip link set "$CARD" down
+    await ended 120
+    ip link set "$CARD" up
+    until_true 30 busybox ping -c 1 -W 1 10.9.0.2 || fail "the wire does not come back"
     tell mended
     await done 120
     stop_target target.2
@@ -37,13 +44,17 @@ if [ "$GUEST" = a ]; then
     after=$(resources)
 else
     before=$(resources)
-    # run NAME SECONDS TIMEOUT: an initiator in the background, until it is at its workload.
+    # run NAME SECONDS TIMEOUT RECONNECTS VERIFY: an initiator in the background, until it is at its workload.
     run() {
-        node_file "$2" "$3"
+        node_file "$2" "$3" "$4" "$5"
         initiator 150 >"$DIR/initiator.$1" 2>&1 &
         process=$!
         until_true 100 grep -q workload "$DIR/initiator.$1" || { cat "$DIR/initiator.$1"; fail "no workload"; }
         sleep 2
+    }
+    notices() {
+        until_true 60 grep -q 'the connection with 10.9.0.1@o2ib has ended: ' "$DIR/initiator.$1" ||
+            { cat "$DIR/initiator.$1"; fail "it does not notice"; }
     }
     # ends NAME STATUS...: how it ends, with errors that have names where it is not well, and with nothing left over.
     ends() {
@@ -59,23 +70,31 @@ else
         grep -q '^10.9.0.2@o2ib .* 0 *nothing$' "$DIR/initiator.$name" || fail "it has a key or something else left over"
     }
     await serving 120
-    run cut 10 15
+    run cut 10 15 0 true
     tell cut.1
     ends cut 0 5
     echo "after the cut of 5 s status $status" >"$DIR/remark"
-    run killed 30 5
+    # What was written died with the target.
+    run killed 20 5 60 false
     tell kill
-    # Well, if it has connected again and repeated what had failed.
-    ends killed 0 5
-    grep -q 'the connection with 10.9.0.1@o2ib has ended: ' "$DIR/initiator.killed" || fail "it does not notice"
+    notices killed
+    ends killed 0
     await again 120
-    run long 30 5
+    run long 20 5 60 true
     tell cut.2
-    ends long 5
+    notices long
     tell noticed
-    await mended 120
-    until_true 30 busybox ping -c 1 -W 1 10.9.0.1 || fail "the wire does not come back"
-    run mended 1 5
+    ends long 0
+    for name in killed long; do
+        grep -q '10.9.0.2@o2ib made 1 lost connection again' "$DIR/initiator.$name" || fail "$name: no connection again"
+    done
+    run last 5 5 0 true
+    sleep 1
+    tell cut.3
+    ends last 5
+    tell ended
+    await mended 60
+    run mended 1 5 0 true
     ends mended 0
     tell done
     after=$(resources)

@@ -34,13 +34,14 @@ use std::time::Instant;
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
 use o2poll_dataplane::peer::{
     Answer, Local, Next, REPLY_BYTES, Refused, Remembered, Request, Terms, accepted, answer,
-    rejected, request,
+    rejected, request, too_deep,
 };
+use o2poll_dataplane::poller;
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::wire::{ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, V2, Why};
 
 use self::raw::{Channel, Happening, Id as CmId, Parameters};
-use super::{CompletionQueue, Device, Domain, QueuePair, Shape};
+use super::{CompletionQueue, Device, DeviceError, Domain, QueuePair, Shape};
 
 /// Names one end of a connection, or of an attempt to make one.
 pub type Id = u64;
@@ -57,6 +58,9 @@ pub struct Settings {
     pub privileged_port: bool,
     /// Size of every queue pair.
     pub shape: Shape,
+    /// What a core holds. Where the device refuses a queue pair of the full depth, one of half of it has what this says
+    /// of that depth.
+    pub core: poller::Shape,
     /// Most connections of one core.
     pub connections: usize,
     /// How long an attempt may take.
@@ -108,6 +112,8 @@ pub enum Dial {
     Pausing(Instant),
     /// Connected.
     Up {
+        /// The core that has it.
+        core: usize,
         /// As the core named it.
         connection: Handle,
         /// What was agreed.
@@ -303,9 +309,12 @@ impl Manager {
                 spare: VecDeque::new(),
                 load: 0,
             };
+            let mut depth = settings.local.queue_depth;
             // Two more: while one is being drained the next may be asked for.
             for _ in 0..settings.connections + SPARE {
-                core.spare.push_back(core.make(settings.shape)?);
+                let qp = core.make(&settings, depth)?;
+                depth = depth_of(&qp);
+                core.spare.push_back(qp);
             }
             made.push(core);
         }
@@ -530,6 +539,11 @@ impl Manager {
         };
         end.adopted = false;
         end.qp = Some(qp);
+        if matches!(end.state, State::Closing | State::Disconnected) {
+            // It was given up meanwhile, and waited for the core.
+            self.feed(id, Event::Drained);
+            return;
+        }
         self.refuse_for_room(id);
     }
 
@@ -740,8 +754,20 @@ impl Manager {
     }
 
     fn connect(&mut self, id: Id) {
-        let connected = self.take_queue_pair(id).and_then(|()| {
+        let known = self.ends.get(&id).map(|end| end.peer);
+        let known = known.and_then(|peer| self.remembered.get(&peer));
+        let wanted = known.map_or(u16::MAX, |known| known.queue_depth.min(known.held_depth));
+        let wanted = wanted.min(self.settings.local.queue_depth);
+        let connected = self.take_queue_pair(id, wanted).and_then(|held| {
             let end = self.ends.get_mut(&id).ok_or(Failure::Closed)?;
+            if held < wanted {
+                self.remembered
+                    .entry(end.peer)
+                    .or_default()
+                    .lower_depth(held);
+                self.log
+                    .push(lowered(self.settings.local.nid, wanted, end.peer, held));
+            }
             let remembered = self.remembered.entry(end.peer).or_default();
             let asked = request(&self.settings.local, remembered, end.peer);
             end.request = Some(asked);
@@ -759,8 +785,9 @@ impl Manager {
         }
     }
 
-    /// Gives an end a queue pair of the core that has least to do, in INIT.
-    fn take_queue_pair(&mut self, id: Id) -> Result<(), Failure> {
+    /// Gives an end a queue pair of the core that has least to do, in INIT; which depth that holds, if it cannot be the
+    /// one that is wanted.
+    fn take_queue_pair(&mut self, id: Id, wanted: u16) -> Result<u16, Failure> {
         let most = self.settings.connections;
         let (index, core) = self
             .cores
@@ -770,17 +797,28 @@ impl Manager {
             .min_by_key(|(_, core)| core.load)
             .ok_or(Failure::NoRoom)?;
         let call = |error: CmError| Failure::Call(error.to_string());
-        let mut qp = match core.spare.pop_front() {
-            Some(qp) => qp,
-            None => core.make(self.settings.shape).map_err(call)?,
+        // In their order, so that one that was just given up rests longest.
+        let deep = core.spare.iter().position(|qp| depth_of(qp) >= wanted);
+        let spare = match deep {
+            Some(deep) => core.spare.remove(deep),
+            None => None,
         };
+        let mut qp = match spare {
+            Some(qp) => qp,
+            None => match core.make(&self.settings, wanted) {
+                Ok(qp) => qp,
+                // One that is there already holds something.
+                Err(error) => core.spare.pop_front().ok_or_else(|| call(error))?,
+            },
+        };
+        let held = depth_of(&qp);
         let end = self.ends.get_mut(&id).ok_or(Failure::Closed)?;
         core.load += 1;
         end.core = Some(index);
         end.number = qp.number();
         let done = end.cm.initialise(&mut qp, &self.device).map_err(call);
         end.qp = Some(qp);
-        done
+        done.map(|()| held)
     }
 
     fn answer(&mut self, id: Id, private_data: &[u8]) {
@@ -806,8 +844,9 @@ impl Manager {
             Answer::Accept { terms, reply } => {
                 end.terms = Some(terms);
                 end.reply = Some(reply);
-                match self.take_queue_pair(id) {
-                    Ok(()) => self.adopt(id, terms, true),
+                match self.take_queue_pair(id, terms.queue_depth) {
+                    Ok(held) if held < terms.queue_depth => self.refuse_depth(id, &terms, held),
+                    Ok(_) => self.adopt(id, terms, true),
                     Err(Failure::NoRoom) => self.refuse_for_room(id),
                     Err(failure) => {
                         self.log
@@ -890,6 +929,18 @@ impl Manager {
         }
     }
 
+    /// The device holds no queue pair of the depth that was asked for: the asker may have less, now and later (LU-7124,
+    /// LU-10213, LU-12901).
+    fn refuse_depth(&mut self, id: Id, terms: &Terms, held: u16) {
+        let local = self.settings.local;
+        let remembered = self.remembered.entry(terms.peer).or_default();
+        remembered.lower_depth(held);
+        let record = too_deep(terms.version, &local, remembered);
+        self.log
+            .push(lowered(local.nid, terms.queue_depth, terms.peer, held));
+        self.reject(id, &record.encode());
+    }
+
     fn refuse_for_room(&mut self, id: Id) {
         let Some(end) = self.ends.get(&id) else {
             return;
@@ -963,7 +1014,11 @@ impl Manager {
         if let Some(dial) = end.dial
             && let Some(Some((_, state))) = self.dials.get_mut(dial)
         {
-            *state = Dial::Up { connection, terms };
+            *state = Dial::Up {
+                core,
+                connection,
+                terms,
+            };
         }
     }
 
@@ -1053,8 +1108,25 @@ impl Manager {
 }
 
 impl Core {
-    fn make(&self, shape: Shape) -> Result<QueuePair, CmError> {
-        QueuePair::new(&self.domain, &self.cq, shape).map_err(CmError::Device)
+    /// Makes a queue pair of this depth, or of half of it, and so on down to 1, where the device refuses more.
+    fn make(&self, settings: &Settings, depth: u16) -> Result<QueuePair, CmError> {
+        let mut depth = depth.max(1);
+        loop {
+            let sizes = poller::Shape {
+                queue_depth: depth,
+                ..settings.core
+            }
+            .sizes();
+            let shape = Shape {
+                send_depth: sizes.send_wr,
+                recv_depth: sizes.recv_wr,
+                ..settings.shape
+            };
+            match QueuePair::new(&self.domain, &self.cq, shape) {
+                Err(error) if depth > 1 && is_too_much(&error) => depth /= 2,
+                made => return made.map_err(CmError::Device),
+            }
+        }
     }
 }
 
@@ -1072,6 +1144,29 @@ pub fn wait(descriptors: &[BorrowedFd<'_>], patience: Duration) {
     let patience = i32::try_from(patience.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: as many elements as is said, borrowed for the call. Whatever it answers, the caller looks.
     unsafe { libc::poll(polled.as_mut_ptr(), count, patience) };
+}
+
+/// The depth of which a queue pair holds all receives.
+fn depth_of(qp: &QueuePair) -> u16 {
+    let (_, receives) = qp.depths();
+    u16::try_from(receives.saturating_sub(2) / 2).unwrap_or(u16::MAX)
+}
+
+/// Whether less may be had. `ibv_create_qp(3)`: EINVAL for what the device has not, ENOMEM for what is used up.
+fn is_too_much(error: &DeviceError) -> bool {
+    match error {
+        DeviceError::TooMany { .. } => true,
+        DeviceError::Call { source, .. } => {
+            matches!(source.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL))
+        }
+        _ => false,
+    }
+}
+
+fn lowered(node: Nid, wanted: u16, peer: Nid, held: u16) -> String {
+    format!(
+        "{node}: its device holds no queue pair of depth {wanted} for {peer}: {held} from now on"
+    )
 }
 
 fn ip(nid: Nid) -> Ipv4Addr {

@@ -105,6 +105,19 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         script: Script {
+            name: "redial",
+            text: include_str!("../../guest/redial.sh"),
+            guests: 1,
+            limit: Duration::from_secs(600),
+        },
+        says: "a peer that is killed and comes back is connected again, on two cores and over two connections",
+        routine: true,
+        programs: &[&O2POLL],
+        tshark: false,
+        judge: output,
+    },
+    Case {
+        script: Script {
             name: "cycles",
             text: include_str!("../../guest/cycles.sh"),
             guests: 1,

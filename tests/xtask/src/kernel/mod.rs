@@ -80,7 +80,14 @@ fn build(workspace: &Workspace, program: &Program) -> Result<PathBuf> {
     let name = format!("kernel build {}", program.variable);
     let finished = run(workspace, &name, BUILD, &mut command)?.success()?;
     let path = executable(&finished.output).context("cargo names no executable")?;
-    Ok(PathBuf::from(path))
+    // A file of its own: the next build writes over cargo's, and a guest that runs it would crash.
+    let folder = workspace.target("kernel").join("programs");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let (partly, kept) = (folder.join("partly"), folder.join(program.variable));
+    fs::copy(path, &partly)
+        .and_then(|_| fs::rename(&partly, &kept))
+        .with_context(|| format!("cannot copy {path}"))?;
+    Ok(kept)
 }
 
 /// The last executable in cargo's messages.
