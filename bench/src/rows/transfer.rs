@@ -214,7 +214,7 @@ impl Load {
     }
 
     /// Full pipes for most of a sample, and memory that is as the sample itself leaves it: what others have put in the
-    /// caches since the last one is gone after the first of many rounds. 128 MiB at most.
+    /// caches since the last one is gone after the first of many rounds. 64 MiB at most.
     fn granule(self) -> u64 {
         let most = (GRANULE / u64::from(self.length)).max(1);
         (u64::from(self.depth) * 16).min(most)
@@ -868,7 +868,7 @@ const IDLE: u32 = if cfg!(test) { 50 } else { 20_000 };
 const COLD: usize = if cfg!(test) { 16 << 20 } else { 256 << 20 };
 
 /// Most bytes of a granule.
-const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 128 << 20 };
+const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 64 << 20 };
 
 /// Buffers that the target writes between turns: half of a core's own cache.
 const FRESH: usize = 64;
