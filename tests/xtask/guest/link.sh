@@ -65,7 +65,7 @@ else
         cat "$DIR/initiator.$name"
         [[ " $* " = *" $status "* ]] || fail "it was to end with $*"
         if [ "$status" = 5 ]; then
-            grep -q 'FAILED: .* the first: ' "$DIR/initiator.$name" || fail "it does not name the transfers"
+            grep -q 'FAILED: .*10.9.0.1@o2ib ended: ' "$DIR/initiator.$name" || fail "it does not say why"
         fi
         grep -q '^10.9.0.2@o2ib .* 0 *nothing$' "$DIR/initiator.$name" || fail "it has a key or something else left over"
     }
