@@ -8,12 +8,13 @@
 use std::env;
 
 use anyhow::{Context as _, Result, bail};
+use o2poll_bench::nodes::End;
 use o2poll_bench::rows::transfer::{Kind, alone};
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = env::args().skip(1).collect();
-    let [kind, length, depth, count] = &arguments[..] else {
-        bail!("usage: instructions immediate|get|put LENGTH IN_FLIGHT COUNT");
+    let [kind, length, depth, count, rest @ ..] = &arguments[..] else {
+        bail!("usage: instructions immediate|get|put LENGTH IN_FLIGHT COUNT [done|inv|imm]");
     };
     let kind = match &kind[..] {
         "immediate" => Kind::Immediate,
@@ -21,10 +22,17 @@ fn main() -> Result<()> {
         "put" => Kind::Put,
         other => bail!("{other} is none of immediate, get and put"),
     };
+    let end = match rest.first().map_or("done", |end| &end[..]) {
+        "done" => End::Done,
+        "inv" => End::KillingDone,
+        "imm" => End::Immediate,
+        other => bail!("{other} is none of done, inv and imm"),
+    };
     let mut run = alone(
         kind,
         length.parse().context("LENGTH is in bytes")?,
         depth.parse().context("IN_FLIGHT is a number")?,
+        end,
     );
     let count = count.parse().context("COUNT is a number")?;
     run(1000);

@@ -91,6 +91,19 @@ pub struct Plan {
     pub profile: Profile,
     /// Ranges from which on a source is registered; 0: never.
     pub source: u16,
+    /// The end of a bulk transfer.
+    pub end: End,
+}
+
+/// How a node says that the data it writes is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By a DONE, as toward a kernel.
+    Done,
+    /// By a DONE that kills the key of the sink (SEND_WITH_INV).
+    KillingDone,
+    /// With the last of it (WRITE_WITH_IMM).
+    Immediate,
 }
 
 /// Two nodes with a connection between them.
@@ -244,8 +257,9 @@ impl Node {
             queue_depth: plan.depth,
             max_frags: 257,
             high_water: (plan.depth / 2).max(1),
-            kills_keys: false,
-            keys_killed: false,
+            kills_keys: plan.end == End::KillingDone,
+            keys_killed: plan.end == End::KillingDone,
+            write_immediates: plan.end == End::Immediate,
         };
         self.terms.push(terms);
         self.order(Order::Adopt {

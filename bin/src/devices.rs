@@ -216,7 +216,8 @@ fn becomes(buffer: &Kind, capabilities: &Capabilities, asked: Asked) -> BufferLi
             ..Settings::PRIVATE
         };
         let stock = Stock {
-            staging: asked.staging,
+            // On a boundary of its length, as a node makes it.
+            staging: asked.staging.then_some(20),
             mappings: true,
         };
         let choices = Choices::new(capabilities, settings, asked.max_frags, stock);

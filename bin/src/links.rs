@@ -201,6 +201,7 @@ mod tests {
                 high_water: 4,
                 kills_keys: false,
                 keys_killed: false,
+                write_immediates: false,
             },
             dialed: true,
         }

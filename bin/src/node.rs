@@ -333,7 +333,7 @@ impl<A: Application, B: Backend> Seat<A, B> {
         let mut messages = Some(take(plan.needs.messages, Rights::LOCAL_WRITE)?);
         let mut staging = match plan.needs.staging {
             0 => None,
-            bytes => Some(take(bytes, open)?),
+            bytes => on_boundary(take(bytes, open)?),
         };
         let sizes = plan.needs.sizes;
         let storage = Storage {
@@ -630,6 +630,16 @@ pub(crate) fn page_list(range: Range<'static>) -> Option<&'static mut PageList<'
     let mut list = PageList::new();
     list.push(range).ok()?;
     Some(Box::leak(Box::new(list)))
+}
+
+/// From the first boundary of a staging buffer's length on, so that a device with short page lists covers one in few
+/// large pages.
+fn on_boundary(range: Range<'static>) -> Option<Range<'static>> {
+    let length = u64::from(STAGE_BYTES);
+    let begin = range.sge().address;
+    let skip = begin.next_multiple_of(length) - begin;
+    let (_, rest) = range.split_at(u32::try_from(skip).ok()?).ok()?;
+    Some(rest)
 }
 
 fn next_buffer(rest: &mut Option<Range<'static>>) -> Option<Buffer<'static>> {

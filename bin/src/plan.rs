@@ -137,6 +137,10 @@ impl Plan {
                 offer |= Extensions::KEYS_MAY_BE_KILLED;
             }
         }
+        offer.set(
+            Extensions::LAST_WRITE_IMMEDIATE,
+            node.extensions.write_with_immediate,
+        );
         offer
     }
 
@@ -186,7 +190,13 @@ impl Plan {
             .flat_map(config::Export::pieces)
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
-        let staging = sizes.staging.saturating_mul(STAGE_BYTES as usize);
+        // One more, to begin on a boundary of their length.
+        let staging = match sizes.staging {
+            0 => 0,
+            buffers => buffers
+                .saturating_add(1)
+                .saturating_mul(STAGE_BYTES as usize),
+        };
         let paged = |sum: usize, bytes: usize| sum.saturating_add(bytes.saturating_add(PAGE));
         let own_bytes = [messages, staging].into_iter().fold(0, paged);
         let bytes = exported
@@ -214,7 +224,7 @@ pub(crate) struct Needs {
     pub(crate) device: soft::Sizes,
     /// Bytes of message buffers.
     pub(crate) messages: usize,
-    /// Bytes of staging buffers.
+    /// Bytes of staging buffers, and what it takes to begin them on a boundary.
     pub(crate) staging: usize,
     /// Bytes of its arena, if it is not the node's first core.
     pub(crate) own_bytes: usize,

@@ -181,6 +181,52 @@ fn a_file_in_several_pieces_is_copied_there_and_back_and_a_mix_is_verified() {
     assert_eq!(report["verifications"][0]["wrong"], 0);
 }
 
+/// Each needs both nodes; and where both have both, WRITE_WITH_IMM goes first.
+#[test]
+fn extensions_are_used_where_both_nodes_have_them_on() {
+    let folder = Folder::new("extensions");
+    folder.write("data", data(300_001));
+    let on = |invalidate: bool, immediate: bool| {
+        format!(
+            "[node.extensions]\nsend_with_invalidate = {invalidate}\n\
+             write_with_immediate = {immediate}\n"
+        )
+    };
+    for (first, second, invalidates, immediates) in [
+        (on(false, false), on(true, true), false, false),
+        (on(true, false), on(true, true), true, false),
+        (on(false, true), on(true, true), false, true),
+        (on(true, true), on(true, true), false, true),
+    ] {
+        let text = nodes("", "4 MiB", &format!("{second}{COPY}"));
+        let nid = "nid = \"10.0.0.1@o2ib\"\n";
+        let file = folder.write(
+            "nodes.toml",
+            text.replacen(nid, &format!("{nid}{first}"), 1),
+        );
+        let output = o2poll(&[
+            "run".as_ref(),
+            file.as_os_str(),
+            "--json".as_ref(),
+            "-".as_ref(),
+        ]);
+        let report = json(&output);
+        assert_eq!(output.status.code(), Some(0), "{report:#}");
+        expect_spotless(&report);
+        let sum = |name: &str| -> u64 {
+            let nodes = report["nodes"].as_array().unwrap();
+            nodes
+                .iter()
+                .flat_map(|node| node["counters"].as_array().unwrap())
+                .filter(|counter| counter[0] == name)
+                .map(|counter| counter[1].as_u64().unwrap())
+                .sum()
+        };
+        assert_eq!(sum("remote_invalidations") > 0, invalidates, "{text}");
+        assert_eq!(sum("write_immediates") > 0, immediates, "{text}");
+    }
+}
+
 #[test]
 fn the_shipped_files_run_and_the_table_is_for_people() {
     for name in ["loopback.toml", "loopback-mlx5.toml"] {
@@ -306,7 +352,7 @@ fn a_small_device_is_used_within_its_limits_and_it_is_said() {
     );
 }
 
-/// Each profile that has a way to large buffers: page lists, windows, staging, the arena's key.
+/// Each profile that has a way to large buffers: page lists, windows, mappings, staging, the arena's key.
 #[test]
 fn every_profile_moves_the_same_bytes() {
     let folder = Folder::new("profiles");
@@ -322,6 +368,7 @@ fn every_profile_moves_the_same_bytes() {
         ("mlx4", &closed),
         ("windows", &closed),
         ("rxe", &closed),
+        ("mthca", &closed),
         ("bare", &exposed),
     ] {
         let output = o2poll(&[
@@ -399,6 +446,37 @@ fn plan_tells_what_a_file_takes_beside_ko2iblnd() {
         one["connection"]["o2poll"]["send_wr"].as_u64().unwrap()
             < theirs["send_wr"].as_u64().unwrap() / 10
     );
+}
+
+/// Keys that outlive their transfers are told of before anything is started.
+#[test]
+fn plan_tells_what_peers_reach_beyond_their_transfers() {
+    let folder = Folder::new("exposure");
+    folder.write("data", data(10));
+    let plan = |tunables: &str, profile: &str| {
+        let text_of = nodes(tunables, "4 MiB", COPY).replace("\"frwr\"", profile);
+        let file = folder.write("nodes.toml", text_of);
+        let output = o2poll(&["plan".as_ref(), file.as_os_str(), "--json".as_ref()]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        json(&output)
+    };
+    assert_eq!(plan("", "\"frwr\"")["exposure"], Value::Null);
+    let few = plan(
+        "[tunables]\nfmr_pool_size = 20\nfmr_cache = false",
+        "\"mthca\"",
+    );
+    let said = few["exposure"].as_str().unwrap();
+    assert!(
+        said.contains("up to 20 keys") && said.contains("until 15 stand"),
+        "{said}"
+    );
+    assert!(said.contains("fmr_cache = false"), "{said}");
+    assert_eq!(few["core"]["o2poll"]["windows"], 20);
+    let none = plan("[tunables]\nfmr_pool_size = 0", "\"mthca\"");
+    assert_eq!(none["exposure"], Value::Null);
+    let short = plan("", "\"mthca\", max_windows = 5");
+    let said = short["notes"][0].as_str().unwrap();
+    assert!(said.contains("fmr_pool_size is 5 instead of 512"), "{said}");
 }
 
 /// LU-7124, LU-10213, LU-12901: never without a word, and never a depth that the device does not hold.

@@ -428,9 +428,15 @@ fn extensions(mut section: Section<'_>) -> Option<Extensions> {
         default.send_with_invalidate,
         boolean,
     );
+    let write_with_immediate = section.or(
+        "write_with_immediate",
+        default.write_with_immediate,
+        boolean,
+    );
     section.finish(|_| None);
     Some(Extensions {
         send_with_invalidate: send_with_invalidate?.value,
+        write_with_immediate: write_with_immediate?.value,
     })
 }
 

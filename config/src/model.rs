@@ -235,12 +235,16 @@ pub struct Node {
 pub struct Extensions {
     /// The answer to a GET or PUT_REQ kills the sink's key as it arrives (SEND_WITH_INV). Default true.
     pub send_with_invalidate: bool,
+    /// The last data of a GET or PUT has immediate data, which takes the place of that answer (WRITE_WITH_IMM). Goes before
+    /// `send_with_invalidate`, where both sides have both. Default false.
+    pub write_with_immediate: bool,
 }
 
 impl Default for Extensions {
     fn default() -> Self {
         Self {
             send_with_invalidate: true,
+            write_with_immediate: false,
         }
     }
 }

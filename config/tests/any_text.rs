@@ -38,6 +38,7 @@ const KEYS: &[&str] = &[
     "cores",
     "extensions",
     "send_with_invalidate",
+    "write_with_immediate",
     "export",
     "name",
     "portal",

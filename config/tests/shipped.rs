@@ -131,6 +131,7 @@ fn a_file_says_what_it_says() {
         first.extensions,
         Extensions {
             send_with_invalidate: false,
+            write_with_immediate: true,
         }
     );
     assert_eq!(second.extensions, Extensions::default());
@@ -266,6 +267,7 @@ nid = "10.0.0.1@o2ib2"
 cores = [1]
 [node.extensions]
 send_with_invalidate = false
+write_with_immediate = true
 [[node.export]]
 name = "file"
 portal = 50

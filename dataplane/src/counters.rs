@@ -80,6 +80,8 @@ counters! {
     messages_sent,
     /// Messages received.
     messages_received,
+    /// WRITEs with immediate data sent, each in place of a DONE.
+    write_immediates,
     /// NOOPs sent to return credits or to keep a connection alive.
     noops,
     /// Sinks registered by fragment list.

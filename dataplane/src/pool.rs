@@ -14,6 +14,15 @@ const NONE: u32 = u32::MAX;
 /// Most slots of a pool: an index has 24 bits in a [`WrId`].
 pub const MAX_SLOTS: usize = 1 << 24;
 
+/// Bits of a [cookie](Pool::cookie) that fit beside eight others into 32.
+pub const SHORT_BITS: u32 = 24;
+
+/// The low [`SHORT_BITS`] of a cookie.
+#[must_use]
+pub const fn short_of(cookie: u64) -> u32 {
+    (cookie & ((1 << SHORT_BITS) - 1)) as u32
+}
+
 /// Names an occupied slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
@@ -135,6 +144,8 @@ pub struct Pool<'a, T> {
     slots: &'a mut [Slot<T>],
     free: u32,
     occupied: usize,
+    /// Bits of an index.
+    shift: u32,
 }
 
 impl<'a, T> Pool<'a, T> {
@@ -147,11 +158,47 @@ impl<'a, T> Pool<'a, T> {
             slot.next = next;
             next = index as u32;
         }
-        Self {
+        let mut pool = Self {
             slots,
             free: next,
             occupied: 0,
-        }
+            shift: 0,
+        };
+        let most = pool.capacity().saturating_sub(1) as u32;
+        pool.shift = u32::BITS.wrapping_sub(most.leading_zeros());
+        pool
+    }
+
+    /// The handle as a peer is told it, to echo: the index in as many of the low bits as this pool needs, the
+    /// generation above. So the low [`SHORT_BITS`] name a slot, and as much of its generation as there is room for.
+    #[inline]
+    #[must_use]
+    pub const fn cookie(&self, handle: Handle) -> u64 {
+        (handle.generation as u64).wrapping_shl(self.shift) | handle.index as u64
+    }
+
+    /// The inverse of [`cookie`](Self::cookie). Any word is accepted: a handle that names nothing is found out when
+    /// it is used.
+    #[inline]
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "an index has at most 24 bits"
+    )]
+    pub fn by_cookie(&self, cookie: u64) -> Option<Handle> {
+        let mask = 1_u64.wrapping_shl(self.shift).wrapping_sub(1);
+        Some(Handle {
+            index: (cookie & mask) as u32,
+            generation: u32::try_from(cookie.wrapping_shr(self.shift)).ok()?,
+        })
+    }
+
+    /// The value that is here now and whose cookie has these low [`SHORT_BITS`].
+    #[must_use]
+    pub fn by_short(&self, short: u32) -> Option<Handle> {
+        let index = self.by_cookie(u64::from(short))?.index();
+        let handle = self.at(index)?;
+        (short_of(self.cookie(handle)) == short).then_some(handle)
     }
 
     /// How many slots hold a value.
@@ -395,7 +442,8 @@ impl Default for Queue {
 
 #[cfg(test)]
 mod tests {
-    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, unpack};
+    extern crate std;
+    use super::{Handle, Kind, Pool, Queue, Slot, pack, pack_write, short_of, unpack};
     use crate::nic::WrId;
 
     #[test]
@@ -468,5 +516,39 @@ mod tests {
         assert_eq!(unpack(WrId(0x0100_0000_0000_0000 << 4)), None);
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
+    }
+
+    #[test]
+    fn a_cookie_comes_back_and_its_low_bits_name_the_slot_and_what_fits_of_its_generation() {
+        for (slots, bits) in [(1, 24), (2, 23), (3, 22), (91, 17), (70_000, 7)] {
+            let mut places: std::vec::Vec<Slot<u8>> =
+                core::iter::repeat_with(Slot::vacant).take(slots).collect();
+            let mut pool = Pool::new(&mut places);
+            let mut handles = std::vec::Vec::new();
+            while let Ok(handle) = pool.insert(0) {
+                handles.push(handle);
+            }
+            for handle in handles.iter().copied().rev().take(200) {
+                let cookie = pool.cookie(handle);
+                assert_eq!(pool.by_cookie(cookie), Some(handle));
+                assert_eq!(pool.by_short(short_of(cookie)), Some(handle));
+                // The next in the slot has another name, until its generation has gone round.
+                pool.remove(handle);
+                assert_eq!(pool.by_short(short_of(cookie)), None);
+                let next = pool.insert(0).unwrap();
+                assert_eq!(next.index(), handle.index());
+                assert_eq!(pool.by_short(short_of(cookie)), None);
+                assert_eq!(pool.by_short(short_of(pool.cookie(next))), Some(next));
+            }
+            let round = Handle {
+                index: 0,
+                generation: 1 << bits,
+            };
+            assert_eq!(short_of(pool.cookie(round)), 0, "{slots}");
+            for word in [u64::MAX, 1 << 60, 77 << 40] {
+                let found = pool.by_cookie(word).and_then(|handle| pool.get(handle));
+                assert_eq!(found, None);
+            }
+        }
     }
 }

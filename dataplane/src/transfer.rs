@@ -87,9 +87,9 @@ pub enum Input {
     PutAck,
     /// The peer's PUT_NAK.
     PutNak,
-    /// The peer's PUT_DONE.
+    /// The peer's PUT_DONE, or the WRITE that stands for it.
     PutDone,
-    /// The peer's GET_DONE.
+    /// The peer's GET_DONE, or the WRITE that stands for it.
     GetDone,
     /// The REPLY, in a message.
     Reply,
@@ -715,6 +715,8 @@ pub struct Transfer<'a> {
     pub(crate) cookie: u64,
     pub(crate) sink: Sink<'a>,
     pub(crate) sink_key: crate::nic::RKey,
+    /// The peer's sink ends where its data does.
+    pub(crate) fills_sink: bool,
     pub(crate) cursor: Cursor,
     pub(crate) token: Token,
     pub(crate) portal: Portal,

@@ -342,8 +342,16 @@ proptest! {
                 prop_assert_eq!(message.envelope, terms.envelope(0));
                 let offer = Extensions::of_request(asked[7]);
                 prop_assert_eq!(reply[56..].iter().all(|byte| *byte == 0), offer.is_empty());
-                prop_assert_eq!(terms.kills_keys, offer.contains(Extensions::KEYS_MAY_BE_KILLED));
-                prop_assert_eq!(terms.keys_killed, offer.contains(Extensions::SENDS_INVALIDATE));
+                let immediates = offer.contains(Extensions::LAST_WRITE_IMMEDIATE);
+                prop_assert_eq!(terms.write_immediates, immediates);
+                prop_assert_eq!(
+                    terms.kills_keys,
+                    !immediates && offer.contains(Extensions::KEYS_MAY_BE_KILLED)
+                );
+                prop_assert_eq!(
+                    terms.keys_killed,
+                    !immediates && offer.contains(Extensions::SENDS_INVALIDATE)
+                );
             }
             Answer::Reject { record, why, close_others, .. } => {
                 let (record, _) = RejectRecord::decode(&record).unwrap();

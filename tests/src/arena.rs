@@ -74,6 +74,16 @@ impl Arena {
         }
     }
 
+    /// The next `length` bytes that begin at a multiple of `align`, at least a page, and of nothing larger.
+    pub fn aligned(&mut self, length: usize, align: usize) -> Range<'static> {
+        let first = self.base.addr().get() + (self.used + GUARD).next_multiple_of(4096);
+        let start = first.next_multiple_of(align);
+        let is_even = (start / align).is_multiple_of(2);
+        let odd = if is_even { start + align } else { start };
+        self.used += odd - first;
+        self.take(length, 0)
+    }
+
     /// A list of pieces of these lengths, with `hole` bytes between them.
     pub fn list(
         &mut self,

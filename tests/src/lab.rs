@@ -5,7 +5,7 @@ use o2poll_dataplane::endpoint::{
 };
 use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::nic::{Sge, Status};
-use o2poll_dataplane::peer::Terms;
+use o2poll_dataplane::peer::{Immediate, Terms};
 use o2poll_dataplane::poller::{Leftovers, Limits, Order, Reason};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::ring::{LapSlot, Returned};
@@ -137,6 +137,7 @@ impl Lab {
             high_water: depth.div_ceil(2),
             kills_keys: self.setup.kill_keys,
             keys_killed: self.setup.kill_keys && !self.setup.registration.expose_arena,
+            write_immediates: self.setup.write_immediates,
         }
     }
 
@@ -204,6 +205,16 @@ impl Lab {
             false
         });
         found.unwrap_or_else(|| panic!("no message; {}", self.picture()))
+    }
+
+    /// Steps until a sink of the peer was written to its end; what was said with it, and the bytes of that WRITE.
+    pub fn immediate(&mut self, peer: usize) -> (Immediate, u32) {
+        let mut found = None;
+        self.until(100_000, |lab| {
+            found = lab.peers[peer].immediates.pop_front();
+            found.is_some()
+        });
+        found.unwrap_or_else(|| panic!("no immediate; {}", self.picture()))
     }
 
     /// Steps until the node has an event.
@@ -324,7 +335,12 @@ impl Lab {
             cookie: 5,
             status: 5000,
         };
-        assert_eq!(self.receive(peer).message().body, Body::PutDone(expected));
+        if self.setup.write_immediates {
+            let immediate = self.immediate(peer).0;
+            assert_eq!(immediate.cookie, Immediate::new(0, 5).cookie);
+        } else {
+            assert_eq!(self.receive(peer).message().body, Body::PutDone(expected));
+        }
         assert_eq!(told(self.event_of(1001)), Ok(5000));
         assert!(self.peers[peer].peek(&sink) == data);
     }

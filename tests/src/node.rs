@@ -130,7 +130,9 @@ impl Node {
             transfers: lend(sizes.transfers, Slot::vacant),
             receives: lend(sizes.receives, Slot::vacant),
             regions: lend(sizes.regions, || None),
-            staging: lend(sizes.staging, || Some(arena.take(STAGE_BYTES as usize, 0))),
+            staging: lend(sizes.staging, || {
+                Some(arena.aligned(STAGE_BYTES as usize, setup.stage_align))
+            }),
             mappings: lend(sizes.mappings, Slot::vacant),
             ways: lend(sizes.ways, Ways::default),
             entries: lend(sizes.entries, Slot::vacant),

@@ -162,9 +162,11 @@ impl Plot {
             end = address + u64::from(length);
         }
         let has = |mechanism| device.mechanisms.contains(mechanism);
+        // In the largest pages that every staging buffer begins on.
+        let largest = u32::try_from(node.stage_align).expect("no more than its length");
         let over_stage = exposed
             || has(Mechanisms::FRAGMENTS) && device.max_fragments != 0
-            || has(Mechanisms::PAGES) && length.div_ceil(4096) <= device.max_pages
+            || has(Mechanisms::PAGES) && length.div_ceil(largest) <= device.max_pages
             || has(Mechanisms::WINDOW)
             || has(Mechanisms::MAPPINGS) && length.div_ceil(4096) <= device.max_pages;
         self.has_key(device, offset, length)

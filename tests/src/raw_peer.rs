@@ -3,12 +3,13 @@
 //! It receives, sends any bytes, kills and writes under any key, and forgets nothing it was told. What it
 //! sends of itself (`say`) is honest: right names, and all credits that it owes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::{
     Burst, Completion, Nic, Qp, RKey, ReceiveQueue, Remote, Rights, SendWr, Sge, Status, WrId,
 };
+use o2poll_dataplane::peer::Immediate;
 use o2poll_dataplane::wire::lnet::{self, WireHandle};
 use o2poll_dataplane::wire::{Body, Descriptor, Done, Encoding, Envelope, Fragment, Message, Nid};
 use o2poll_soft as soft;
@@ -138,6 +139,8 @@ pub struct RawPeer {
     pub line: Option<Line>,
     /// Messages that came, oldest first.
     pub inbox: VecDeque<Inbound>,
+    /// WRITEs with immediate data that came, oldest first, and how many bytes each wrote.
+    pub immediates: VecDeque<(Immediate, u32)>,
     /// Receives that failed.
     pub failed: Vec<Status>,
     /// Credits that it owes the node.
@@ -155,6 +158,8 @@ pub struct RawPeer {
     receives: HashMap<u64, (Qp, Range<'static>)>,
     outcomes: HashMap<u64, Result<(), Status>>,
     messages: HashMap<u64, Range<'static>>,
+    /// GET_REQs of its own without an answer, as an immediate names them.
+    asked: HashSet<u32>,
     spare: Vec<Range<'static>>,
     next: u64,
 }
@@ -206,6 +211,7 @@ impl RawPeer {
             line: None,
             sizes: (sends, receives),
             inbox: VecDeque::new(),
+            immediates: VecDeque::new(),
             failed: Vec::new(),
             owed: 0,
             spent_by_node: 0,
@@ -215,6 +221,7 @@ impl RawPeer {
             receives: HashMap::new(),
             outcomes: HashMap::new(),
             messages: HashMap::new(),
+            asked: HashSet::new(),
             spare: Vec::new(),
             next: 1,
         }
@@ -238,6 +245,8 @@ impl RawPeer {
         self.line = Some(Line { qp, depth });
         (self.owed, self.spent_by_node, self.spent) = (0, 0, 0);
         self.inbox.clear();
+        self.immediates.clear();
+        self.asked.clear();
         self.post_receives(u32::from(depth) * 2 + 2);
     }
 
@@ -266,14 +275,18 @@ impl RawPeer {
                 Completion::Received {
                     id,
                     length,
+                    imm,
                     invalidated,
-                    ..
                 } => {
                     let (qp, range) = self.receives.remove(&id.0).expect("a receive of ours");
-                    let bytes = range.bytes()[..length as usize].to_vec();
                     if self.line.is_some_and(|line| line.qp == qp) {
-                        self.account(&bytes);
-                        self.inbox.push_back(Inbound { bytes, invalidated });
+                        if let Some(bits) = imm {
+                            self.ended(Immediate::from_bits(bits), length);
+                        } else {
+                            let bytes = range.bytes()[..length as usize].to_vec();
+                            self.account(&bytes);
+                            self.inbox.push_back(Inbound { bytes, invalidated });
+                        }
                     }
                     if self.repost {
                         self.post(qp, range);
@@ -339,11 +352,26 @@ impl RawPeer {
         ) {
             self.spent += 1;
         }
+        if let Body::GetReq { cookie, .. } = body {
+            self.asked.insert(Immediate::new(0, cookie).cookie);
+        }
+        let credits = self.pay();
+        let bytes = self.encode(body, credits);
+        self.send(&bytes, kill)
+    }
+
+    /// All the credits that it owes, for what goes out next.
+    fn pay(&mut self) -> u8 {
         let credits = u8::try_from(self.owed).expect("a depth below 256");
         self.owed = 0;
         self.spent_by_node -= i32::from(credits);
-        let bytes = self.encode(body, credits);
-        self.send(&bytes, kill)
+        credits
+    }
+
+    /// Writes all of what it was granted, with immediate data in place of the DONE. Honestly.
+    pub fn fill(&mut self, grant: Grant, bytes: &[u8]) -> u64 {
+        let immediate = Immediate::new(self.pay(), grant.cookie);
+        self.write_with(grant.key, grant.address, bytes, Some(immediate))
     }
 
     /// Sends bytes.
@@ -380,6 +408,17 @@ impl RawPeer {
 
     /// Writes bytes into memory of the node under a key; ask [`outcome`](Self::outcome) what came of it.
     pub fn write(&mut self, key: RKey, address: u64, bytes: &[u8]) -> u64 {
+        self.write_with(key, address, bytes, None)
+    }
+
+    /// The same, with any immediate data.
+    pub fn write_with(
+        &mut self,
+        key: RKey,
+        address: u64,
+        bytes: &[u8],
+        immediate: Option<Immediate>,
+    ) -> u64 {
         let mut range = self
             .arena
             .take(bytes.len(), usize::try_from(address % 64).unwrap_or(0));
@@ -390,7 +429,7 @@ impl RawPeer {
             SendWr::Write {
                 local: &[range.sge()],
                 remote: Remote { address, rkey: key },
-                imm: None,
+                imm: immediate.map(Immediate::to_bits),
             },
         )
     }
@@ -510,12 +549,25 @@ impl RawPeer {
         }
     }
 
+    /// All of a sink of ours is written.
+    fn ended(&mut self, immediate: Immediate, length: u32) {
+        self.spent -= i32::from(immediate.credits);
+        // The receive of a PUT_REQ comes back with its end, that of a GET_REQ with that.
+        if !self.asked.remove(&immediate.cookie) {
+            self.owed += 1;
+        }
+        self.immediates.push_back((immediate, length));
+    }
+
     /// Keeps both sides' credits. The node must never overrun them.
     fn account(&mut self, bytes: &[u8]) {
         let (message, _) = Message::decode(bytes).expect("the node sends legal messages");
         assert_eq!(message.envelope.source, self.node.0);
         assert_eq!(message.envelope.destination, self.nid);
         self.spent -= i32::from(message.envelope.credits);
+        if let Body::GetDone(done) = message.body {
+            self.asked.remove(&Immediate::new(0, done.cookie).cookie);
+        }
         match message.body {
             Body::Immediate { .. } | Body::GetReq { .. } => {
                 self.owed += 1;

@@ -8,6 +8,7 @@ use o2poll_dataplane::nic::{
     Burst, Capabilities, Completion, Fault, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
     Rejected, Remote, Rights, SendWr, Sge, WrId,
 };
+use o2poll_dataplane::peer::Immediate;
 use o2poll_dataplane::wire::{Body, Message};
 
 use crate::arena::View;
@@ -31,8 +32,12 @@ pub struct Heard {
     pub owed: u64,
     /// WRITEs sent.
     pub writes: u64,
+    /// Those of them that stand for a DONE.
+    pub immediates: u64,
     /// The peer has returned more credits than were spent.
     pub overpaid: bool,
+    /// GET_REQs without an answer, as an immediate names them.
+    asked: HashSet<u32>,
     depth: u64,
 }
 
@@ -177,6 +182,9 @@ impl<N: Nic> Tap<N> {
                 heard.depth
             );
         }
+        if let Body::GetReq { cookie, .. } = message.body {
+            heard.asked.insert(Immediate::new(0, cookie).cookie);
+        }
         if matches!(message.body, Body::PutReq { .. } | Body::GetReq { .. }) {
             heard.bulk += 1;
             heard.most_bulk = heard.most_bulk.max(heard.bulk);
@@ -197,10 +205,37 @@ impl<N: Nic> Tap<N> {
         if costs(&message.body) {
             heard.owed += 1;
         }
+        if let Body::GetDone(done) = message.body {
+            heard.asked.remove(&Immediate::new(0, done.cookie).cookie);
+        }
         if matches!(
             message.body,
             Body::PutAck { .. } | Body::PutNak(_) | Body::GetDone(_)
         ) {
+            heard.bulk = heard.bulk.saturating_sub(1);
+        }
+    }
+
+    /// A WRITE with immediate data was posted in place of a DONE.
+    fn ended(&mut self, qp: u32, immediate: Immediate) {
+        let heard = self.heard.entry(qp).or_default();
+        heard.immediates += 1;
+        let credits = u64::from(immediate.credits);
+        assert!(
+            credits <= heard.owed,
+            "returns {credits} credits and owes {}",
+            heard.owed
+        );
+        heard.owed -= credits;
+    }
+
+    /// One has come.
+    fn was_ended(&mut self, qp: u32, immediate: Immediate) {
+        let heard = self.heard.entry(qp).or_default();
+        let credits = u64::from(immediate.credits);
+        heard.overpaid |= credits > heard.outstanding;
+        heard.outstanding = heard.outstanding.saturating_sub(credits);
+        if heard.asked.remove(&immediate.cookie) {
             heard.bulk = heard.bulk.saturating_sub(1);
         }
     }
@@ -324,6 +359,9 @@ impl<N: Nic> Nic for Tap<N> {
                 }
                 Queued::Write(remote, length, imm) => {
                     self.heard.entry(qp.0).or_default().writes += 1;
+                    if let Some(bits) = imm {
+                        self.ended(qp.0, Immediate::from_bits(bits));
+                    }
                     self.note(Posted::Write(remote, length, imm));
                 }
             }
@@ -363,13 +401,17 @@ impl<N: Nic> Nic for Tap<N> {
                 Completion::Received {
                     id,
                     length,
+                    imm,
                     invalidated,
-                    ..
                 } => {
                     if let Some(key) = invalidated {
                         self.dead(key);
                     }
                     if let Some((qp, buffer)) = self.receives.remove(&id) {
+                        if let Some(bits) = imm {
+                            self.was_ended(qp, Immediate::from_bits(bits));
+                            continue;
+                        }
                         let bytes = self.view.copy(buffer.address, length as usize);
                         self.received(qp, &bytes);
                     }

@@ -54,6 +54,10 @@ pub struct Setup {
     pub seed: u64,
     /// Each one's DONEs kill the other's keys, as between two nodes of our kind; not so toward a kernel.
     pub kill_keys: bool,
+    /// Staging buffers begin on a boundary of so many bytes.
+    pub stage_align: usize,
+    /// The last WRITE of a transfer takes the place of its DONE. Then no DONE kills a key.
+    pub write_immediates: bool,
     /// What the queues of a lab's node are short of.
     pub short: Short,
     /// Nobody listens on the device or keeps account of events, so that the nodes allocate nothing.
@@ -111,6 +115,8 @@ impl Setup {
             },
             seed: 1,
             kill_keys: false,
+            stage_align: 4096,
+            write_immediates: false,
             short: Short {
                 sends: 0,
                 receives: 0,
@@ -378,7 +384,7 @@ impl World {
                 .setups
                 .iter()
                 .all(|setup| setup.profile.capabilities.remote_invalidate);
-            both && !setup.registration.expose_arena
+            both && !setup.registration.expose_arena && !self.setups[0].write_immediates
         };
         Terms {
             local: NAMES[of],
@@ -391,6 +397,7 @@ impl World {
             high_water: queue_depth / 2,
             kills_keys: self.setups[0].kill_keys && lets(1 - of),
             keys_killed: self.setups[0].kill_keys && lets(of),
+            write_immediates: self.setups[0].write_immediates,
         }
     }
 

@@ -144,16 +144,17 @@ fn cases() -> impl Strategy<Value = Case> {
         [nodes(), nodes()],
         any::<bool>(),
         weathers(),
-        (any::<u64>(), any::<bool>()),
+        (any::<u64>(), 0..3_u8),
         1..9_u16,
         proptest::collection::vec(jobs(), 1..14),
     )
         .prop_map(
-            |([first, second], mixed, weather, (seed, kill_keys), depth, jobs)| {
+            |([first, second], mixed, weather, (seed, extension), depth, jobs)| {
                 let setups = [first, if mixed { second } else { first }].map(|setup| Setup {
                     weather,
                     seed,
-                    kill_keys,
+                    kill_keys: extension == 1,
+                    write_immediates: extension == 2,
                     ..setup
                 });
                 Case {

@@ -42,9 +42,24 @@ struct Cost {
     remote_invalidations: u64,
 }
 
-fn count(operation: Operation, length: u32, kill_keys: bool) -> Cost {
+/// How the data's writer says that it is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Done,
+    KillingDone,
+    Immediate,
+}
+
+const ENDS: [(&str, End); 3] = [
+    ("none, as toward a kernel", End::Done),
+    ("DONE as SEND_WITH_INV", End::KillingDone),
+    ("last data as WRITE_WITH_IMM", End::Immediate),
+];
+
+fn count(operation: Operation, length: u32, end: End) -> Cost {
     let mut setup = Setup::new(Profile::frwr());
-    setup.kill_keys = kill_keys;
+    setup.kill_keys = end == End::KillingDone;
+    setup.write_immediates = end == End::Immediate;
     let mut world = World::new(setup);
     let [connection, _] = world.connect();
     let (far, _) = Plot::new(&mut world.nodes[1].arena, length, Cut::flat(0));
@@ -111,12 +126,10 @@ fn table() -> String {
          |---|---|---|---|---|---|---|\n",
     );
     for (name, operation, length) in TRANSFERS {
-        for (extension, kill_keys) in [
-            ("none, as toward a kernel", false),
-            ("DONE as SEND_WITH_INV", true),
-        ] {
-            let cost = count(operation, length, kill_keys);
-            if kill_keys && cost == count(operation, length, false) {
+        let plain = count(operation, length, End::Done);
+        for (extension, end) in ENDS {
+            let cost = count(operation, length, end);
+            if end != End::Done && cost == plain {
                 continue;
             }
             let pair = |[a, b]: [u64; 2]| format!("{a} + {b}");
@@ -153,8 +166,8 @@ fn the_table_of_costs_is_what_is_counted() {
 #[test]
 fn a_done_that_kills_the_key_saves_one_work_request() {
     for (name, operation, length) in TRANSFERS {
-        let plain = count(operation, length, false);
-        let killing = count(operation, length, true);
+        let plain = count(operation, length, End::Done);
+        let killing = count(operation, length, End::KillingDone);
         let sum = |pair: [u64; 2]| pair[0] + pair[1];
         let saved = u64::from(length == BULK);
         assert_eq!(
@@ -166,5 +179,34 @@ fn a_done_that_kills_the_key_saves_one_work_request() {
         assert_eq!(killing.remote_invalidations, saved, "{name}");
         assert_eq!(plain.messages, killing.messages, "{name}");
         assert!(killing.half_trips <= plain.half_trips, "{name}");
+    }
+}
+
+/// The DONE is what is saved, on every bulk transfer and on no small one: a message and its work request. The sink's
+/// invalidate stays, and costs it a doorbell that SEND_WITH_INV saves.
+#[test]
+fn a_last_write_with_immediate_data_saves_the_message_and_its_work_request() {
+    for (name, operation, length) in TRANSFERS {
+        let plain = count(operation, length, End::Done);
+        let immediate = count(operation, length, End::Immediate);
+        let saved = u64::from(length == BULK);
+        let sum = |pair: [u64; 2]| pair.iter().sum::<u64>();
+        assert_eq!(
+            sum(plain.messages) - sum(immediate.messages),
+            saved,
+            "{name}"
+        );
+        assert_eq!(
+            sum(plain.work_requests) - sum(immediate.work_requests),
+            saved,
+            "{name}"
+        );
+        assert_eq!(plain.doorbells, immediate.doorbells, "{name}");
+        assert_eq!(
+            (plain.half_trips, plain.landed),
+            (immediate.half_trips, immediate.landed),
+            "{name}"
+        );
+        assert_eq!(immediate.remote_invalidations, 0, "{name}");
     }
 }

@@ -2,13 +2,13 @@
 //! take, every byte is where it belongs, and both accounts come back to zero.
 //!
 //! A node is set in six ways: the card, `exposure` with `map_on_demand`, `peer_credits`, `max_frags`, the extensions, and
-//! how many WRITEs it posts at a time. That is 2100 kinds of nodes, and over four million ordered pairs. What is covered:
+//! how many WRITEs it posts at a time. That is 3150 kinds of nodes, and nearly ten million ordered pairs. What is covered:
 //!
 //! of the twelve settings of a pair any four, in every combination of their values (a covering array of strength 4). So
 //! every card and exposure meets every other, and every depth and number of fragments every other. The first of a pair dials.
 //!
 //! `O2POLL_MATRIX=N` runs one in N of all pairs besides, spread evenly; 1 is all of them. A pair takes a core
-//! about 1.5 ms, so that all take it two hours.
+//! about 1.5 ms, so that all take it four hours.
 
 use std::collections::HashSet;
 use std::thread;
@@ -25,7 +25,7 @@ use o2poll_tests::{Cut, Job, Jobs, NAMES, STAMPS, Setup, World};
 type Kind = [usize; 6];
 
 /// How many values each has.
-const VALUES: Kind = [7, 5, 5, 3, 2, 2];
+const VALUES: Kind = [7, 5, 5, 3, 3, 2];
 
 /// `exposure = "arena"` with such a `map_on_demand`, or without.
 const EXPOSURES: [Option<u16>; 5] = [None, Some(0), Some(1), Some(16), Some(257)];
@@ -73,6 +73,7 @@ fn local(of: usize, kind: Kind) -> Local {
             EXPOSURES[exposure].is_none(),
         );
     }
+    offer.set(Extensions::LAST_WRITE_IMMEDIATE, extensions == 2);
     Local {
         nid: NAMES[of],
         stamp: STAMPS[of],
@@ -120,8 +121,9 @@ fn jobs() -> [Job; 8] {
     ]
 }
 
-/// Node 0 dials node 1. How often each way was taken, and how many keys the other side killed.
-fn meet(kinds: [Kind; 2]) -> [u64; 6] {
+/// Node 0 dials node 1. How often each way was taken, how many keys the other side killed, and how many WRITEs took
+/// the place of a DONE.
+fn meet(kinds: [Kind; 2]) -> [u64; 7] {
     alone(|| {
         let locals = [local(0, kinds[0]), local(1, kinds[1])];
         let (terms, _) = dial(&locals[0], &locals[1]).expect("they come to terms");
@@ -132,11 +134,12 @@ fn meet(kinds: [Kind; 2]) -> [u64; 6] {
             assert_eq!(terms.max_frags, one.max_frags.min(other.max_frags));
             assert_eq!(terms.kills_keys, ours.kills_keys_of(*theirs));
             assert_eq!(terms.keys_killed, theirs.kills_keys_of(*ours));
+            assert_eq!(terms.write_immediates, theirs.write_immediates(*ours));
         }
         let mut world = World::mixed(kinds.map(setup));
         let connection = world.connect_on(terms);
         Jobs::run(&mut world, connection, &jobs(), |_| {});
-        let mut counted = [0; 6];
+        let mut counted = [0; 7];
         for node in &world.nodes {
             let counters = node.counters;
             for (sum, counter) in counted.iter_mut().zip([
@@ -146,6 +149,7 @@ fn meet(kinds: [Kind; 2]) -> [u64; 6] {
                 &counters.arenas,
                 &counters.stagings,
                 &counters.remote_invalidations,
+                &counters.write_immediates,
             ]) {
                 *sum += counter.get();
             }
@@ -157,16 +161,16 @@ fn meet(kinds: [Kind; 2]) -> [u64; 6] {
 }
 
 /// Each pair, on all cores, and what they have counted together.
-fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 6] {
+fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 7] {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let share = pairs.len().div_ceil(threads).max(1);
-    let mut all = [0; 6];
+    let mut all = [0; 7];
     thread::scope(|scope| {
         let running: Vec<_> = pairs
             .chunks(share)
             .map(|pairs| {
                 scope.spawn(move || {
-                    let mut all = [0; 6];
+                    let mut all = [0; 7];
                     for pair in pairs {
                         let counted = std::panic::catch_unwind(|| meet(*pair));
                         let counted = counted.unwrap_or_else(|_| panic!("{pair:?}"));
@@ -183,7 +187,7 @@ fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 6] {
     all
 }
 
-fn add(all: &mut [u64; 6], counted: [u64; 6]) {
+fn add(all: &mut [u64; 7], counted: [u64; 7]) {
     for (all, counted) in all.iter_mut().zip(counted) {
         *all += counted;
     }

@@ -360,6 +360,38 @@ fn memory_under_the_arena_key_comes_back_with_the_end_of_its_connection() {
     }
 }
 
+/// A page list that is too short for a megabyte covers a staging buffer in larger pages, if that lies well.
+#[test]
+fn short_page_lists_cover_a_staging_buffer_in_larger_pages() {
+    for (pages, align, moves) in [
+        (256, 4096, true),
+        (16, 1 << 16, true),
+        (3, 1 << 20, true),
+        (16, 1 << 15, false),
+    ] {
+        let mut setup = Setup::new(Profile::mlx4());
+        setup.profile.capabilities.max_pages = pages;
+        setup.shape.staging = 2;
+        setup.stage_align = align;
+        let mut world = World::new(setup);
+        let connection = world.connect();
+        let length = MEBIBYTE - 512;
+        if moves {
+            let jobs = [PUT, GET, ROUTED_GET]
+                .map(|operation| Job::new(0, operation, length, gapped(65_000), gapped(65_001)));
+            Jobs::run(&mut world, connection, &jobs, |_| {});
+            let staged = |at: usize| world.nodes[at].counters.stagings.get();
+            assert_eq!((staged(0), staged(1)), (2, 1));
+        } else {
+            let memory = world.nodes[0].arena.list(&[length / 2, length / 2], 8, 3);
+            let request = World::request(connection[0], 1, 40, 0, GET, memory);
+            world.nodes[0].submit(request);
+            assert_eq!(told(world.event(0)), Err(Error::Unmappable));
+        }
+        world.end();
+    }
+}
+
 /// Without windows, staging buffers or an exposed arena nothing covers a buffer, and that is said.
 #[test]
 fn a_device_without_any_key_refuses_by_name() {

@@ -60,9 +60,11 @@ enum Mode {
     Registered,
     /// DONEs kill keys.
     Kills,
+    /// The last WRITE takes the place of a DONE.
+    Immediate,
 }
 
-const MODES: [Mode; 3] = [Mode::Plain, Mode::Registered, Mode::Kills];
+const MODES: [Mode; 4] = [Mode::Plain, Mode::Registered, Mode::Kills, Mode::Immediate];
 
 fn shape(queue_depth: u16, writes_at_once: u16, mode: Mode) -> Shape {
     Shape {
@@ -82,6 +84,7 @@ fn setup(shape: Shape, mode: Mode) -> Setup {
     let mut setup = Setup::new(Profile::frwr());
     setup.shape = shape;
     setup.kill_keys = mode == Mode::Kills;
+    setup.write_immediates = mode == Mode::Immediate;
     // A source is one range, or is registered.
     setup.profile.capabilities.max_sge = 2;
     setup.profile.capabilities.max_fragments = 2;
@@ -102,7 +105,8 @@ fn most(kind: Kind, shape: &Shape, mode: Mode) -> u32 {
     let writes = u32::from(shape.writes_at_once);
     let key = u32::from(mode == Mode::Registered);
     let data = |count: u32, writes: u32| {
-        let done = if count <= writes { 1 + key } else { 0 };
+        let done = u32::from(mode != Mode::Immediate);
+        let done = if count <= writes { done + key } else { 0 };
         key + count.min(writes) + done
     };
     match kind {
@@ -307,12 +311,21 @@ fn nor_where_sources_are_registered() {
 
 #[test]
 fn nor_where_dones_kill_keys() {
+    some_writes_at_all_depths(Mode::Kills);
+}
+
+#[test]
+fn nor_where_a_write_takes_the_place_of_a_done() {
+    some_writes_at_all_depths(Mode::Immediate);
+}
+
+fn some_writes_at_all_depths(mode: Mode) {
     for depth in 8..=255 {
         let writes = depth % 16 + 1;
-        let shape = shape(depth, writes, Mode::Kills);
+        let shape = shape(depth, writes, mode);
         let source = Kind::Source(writes.into());
         for (own, peer) in [(Kind::Sink, source), (source, Kind::Sink)] {
-            check(shape, Mode::Kills, own, peer);
+            check(shape, mode, own, peer);
         }
     }
 }
@@ -344,13 +357,20 @@ fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_our_share() {
 fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_the_peers_share() {
     for mode in MODES {
         all_fragments(mode, |count| [Kind::Sink, Kind::Source(count)]);
+    }
+}
+
+#[test]
+fn lu_10459_fragments_count_up_to_the_writes_at_a_time_where_the_peer_asked_by_a_message() {
+    // Who kills keys makes a difference to sinks alone.
+    for mode in [Mode::Plain, Mode::Registered] {
         all_fragments(mode, |count| [Kind::Asked, Kind::Reply(count)]);
     }
 }
 
 #[test]
 fn lu_10459_fragments_count_up_to_the_writes_at_a_time_in_both_shares() {
-    for mode in MODES {
+    for mode in [Mode::Plain, Mode::Registered] {
         all_fragments(mode, |count| [Kind::Source(count), Kind::Source(count)]);
     }
 }

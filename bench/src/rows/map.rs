@@ -226,7 +226,7 @@ impl Bench {
             ..Settings::PRIVATE
         };
         let stock = Stock {
-            staging: stages != 0,
+            staging: (stages != 0).then_some(12),
             mappings: way == Way::Mapping,
         };
         let capabilities = *device.capabilities();

@@ -12,7 +12,7 @@ use o2poll_soft::Profile;
 
 use super::Spec;
 use crate::harness::{Role, Row};
-use crate::nodes::{self, Plan, lend_one};
+use crate::nodes::{self, End, Plan, lend_one};
 
 /// The rows of this file.
 #[must_use]
@@ -37,6 +37,7 @@ fn build(row: Row, connections: u16) -> Row {
         payload: 4096,
         profile: Profile::frwr(),
         source: 0,
+        end: End::Done,
     };
     let mut node = nodes::idle(plan, connections);
     let (mut orders, mut submissions) = (index(), index());

@@ -24,7 +24,7 @@ use o2poll_soft::Profile;
 use super::Spec;
 use super::poll::clock;
 use crate::harness::{Bound, Figure, Patience, Role, Row};
-use crate::nodes::{self, BITS, Node, PORTAL, Plan, Scribble, lend_one};
+use crate::nodes::{self, BITS, End, Node, PORTAL, Plan, Scribble, lend_one};
 use crate::tsc;
 
 /// The rows of this file.
@@ -67,6 +67,27 @@ pub fn specs() -> Vec<Spec> {
         2,
         fresh,
     ));
+    for kind in [Kind::Get, Kind::Put] {
+        for (length, depth, cold) in [
+            (4 << 10, 1, false),
+            (4 << 10, 8, false),
+            (4 << 10, 8, true),
+            (64 << 10, 8, false),
+            (1 << 20, 8, false),
+        ] {
+            let load = Load {
+                kind,
+                length,
+                depth,
+                cold,
+                ..PLAIN
+            };
+            let name = load.spec().name.replace("transfer/", "extension/");
+            specs.push(Spec::new(name, "transfer", 1, move |row| {
+                extensions(row, load)
+            }));
+        }
+    }
     for pieces in [4, 16, 32, 64, 128, 256] {
         let load = Load {
             kind: Kind::Put,
@@ -98,8 +119,9 @@ pub enum Kind {
 
 /// Both nodes on the calling thread, doing as many transfers as the returned closure is told: for who counts
 /// instructions.
-pub fn alone(kind: Kind, length: u32, depth: u16) -> impl FnMut(u64) {
+pub fn alone(kind: Kind, length: u32, depth: u16, end: End) -> impl FnMut(u64) {
     let load = Load {
+        end,
         kind,
         length,
         depth,
@@ -127,6 +149,7 @@ pub(super) struct Load {
     pieces: u32,
     /// Ranges from which on a source is registered; 0: never.
     source: u16,
+    end: End,
 }
 
 /// Bytes of a hole.
@@ -140,6 +163,7 @@ const PLAIN: Load = Load {
     cold: false,
     pieces: 1,
     source: 0,
+    end: End::Done,
 };
 
 impl Load {
@@ -449,6 +473,28 @@ fn sources(row: Row, load: Load) -> Row {
         .here(Role::Rival, "gathered", put(0))
 }
 
+/// Each end of a transfer beside the others, on one core.
+fn extensions(row: Row, load: Load) -> Row {
+    let clock = clock();
+    let row = row.granule(load.granule()).bytes(u64::from(load.length));
+    [
+        (Role::Ours, "WRITE_WITH_IMM", End::Immediate),
+        (Role::Rival, "SEND_WITH_INV", End::KillingDone),
+        (Role::Rival, "as toward a kernel", End::Done),
+    ]
+    .into_iter()
+    .fold(row, |row, (role, name, end)| {
+        let load = Load { end, ..load };
+        let [mut near, far] = nodes::pair(load.plan());
+        let mut application = Application::new(&mut near, load, clock, &far);
+        let mut target = Target::new(far, clock);
+        row.here(role, name, move |n| {
+            application.run(&mut near, n, |now| target.node.turn(now));
+            target.serve(n);
+        })
+    })
+}
+
 fn two_cores(row: Row, load: Load, clock: Clock) -> Row {
     let [mut near, far] = nodes::pair(load.plan());
     let application = Application::new(&mut near, load, clock, &far);
@@ -500,6 +546,7 @@ impl Load {
             payload: self.payload(),
             profile: Profile::frwr(),
             source: self.source,
+            end: self.end,
         }
     }
 }

@@ -181,7 +181,7 @@ fn whatever_is_closed_and_whenever_every_end_is_destroyed_and_every_attempt_is_d
                 }
                 // A core has seen an error.
                 2 if step < last && !live.is_empty() => {
-                    let at = random.below(live.len() as u64) as usize;
+                    let at = pick(&mut random, live.len());
                     let id = live.swap_remove(at);
                     tasks
                         .retain(|task| !matches!(task, Task::Close(known) if *known == handle(id)));
@@ -189,7 +189,7 @@ fn whatever_is_closed_and_whenever_every_end_is_destroyed_and_every_attempt_is_d
                 }
                 1 if step < last => {
                     let alive = all(&manager);
-                    if let Some(id) = alive.get(random.below(8) as usize) {
+                    if let Some(id) = alive.get(pick(&mut random, 8)) {
                         manager.close(*id);
                     }
                 }
@@ -198,8 +198,7 @@ fn whatever_is_closed_and_whenever_every_end_is_destroyed_and_every_attempt_is_d
                     now += PAUSE;
                 }
                 _ => {
-                    let count = tasks.len().max(1) as u64;
-                    let at = random.below(count) as usize;
+                    let at = pick(&mut random, tasks.len().max(1));
                     if at < tasks.len() {
                         match tasks.swap_remove(at) {
                             Task::Adopt(id, true) => {
@@ -243,6 +242,11 @@ fn whatever_is_closed_and_whenever_every_end_is_destroyed_and_every_attempt_is_d
         }
         assert!(manager.dials.is_empty());
     }
+}
+
+/// One of so many.
+fn pick(random: &mut Random, count: usize) -> usize {
+    usize::try_from(random.below(count as u64)).unwrap()
 }
 
 fn states(manager: &Manager) -> Vec<String> {

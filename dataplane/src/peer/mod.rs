@@ -16,7 +16,7 @@ pub mod extensions;
 mod negotiation;
 pub mod table;
 
-pub use extensions::{Extensions, REPLY_BYTES};
+pub use extensions::{Extensions, Immediate, REPLY_BYTES};
 pub use negotiation::{
     Answer, Next, Refusal, Refused, Request, accepted, answer, rejected, request, too_deep,
 };
@@ -168,6 +168,8 @@ pub struct Terms {
     pub kills_keys: bool,
     /// The peer's DONEs kill ours.
     pub keys_killed: bool,
+    /// Where all of a sink is written the last WRITE has immediate data, ours and the peer's, and no DONE follows.
+    pub write_immediates: bool,
 }
 
 impl Terms {

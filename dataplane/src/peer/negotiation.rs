@@ -451,6 +451,7 @@ fn terms(local: &Local, envelope: &Envelope, params: &ConnParams, theirs: Extens
         high_water: local.high_water(envelope.version, params.queue_depth),
         kills_keys: local.extensions.kills_keys_of(theirs),
         keys_killed: theirs.kills_keys_of(local.extensions),
+        write_immediates: local.extensions.write_immediates(theirs),
     }
 }
 

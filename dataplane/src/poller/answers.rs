@@ -5,6 +5,7 @@ use super::receive::{EPROTONOSUPPORT, REPOST, REPOST_OWE, Then};
 use super::{Poller, Reason};
 use crate::endpoint::Error;
 use crate::nic::{Nic, RKey};
+use crate::peer::Immediate;
 use crate::pool::Handle;
 use crate::time::Instant;
 use crate::transfer::{Input, Phase, Place, Role, Sink, Step};
@@ -14,9 +15,9 @@ use crate::wire::{Descriptor, Done};
 impl<N: Nic> Poller<'_, N> {
     /// A transfer of this connection by the cookie we gave the peer.
     pub(super) fn by_cookie(&mut self, connection: Handle, cookie: u64) -> Result<Handle, Reason> {
-        let handle = Handle::from_bits(cookie);
-        match self.transfers.get(handle) {
-            Some(transfer) if transfer.connection == connection => Ok(handle),
+        let handle = self.transfers.by_cookie(cookie);
+        match handle.and_then(|handle| self.transfers.get(handle).zip(Some(handle))) {
+            Some((transfer, handle)) if transfer.connection == connection => Ok(handle),
             _ => Err(Reason::UnexpectedAnswer),
         }
     }
@@ -55,9 +56,9 @@ impl<N: Nic> Poller<'_, N> {
         {
             transfer.cookie = sink_cookie;
             transfer.sink_key = sink.key();
-            transfer.length = u32::try_from(sink.length())
-                .unwrap_or(u32::MAX)
-                .min(transfer.length);
+            let room = u32::try_from(sink.length()).unwrap_or(u32::MAX);
+            transfer.length = room.min(transfer.length);
+            transfer.fills_sink = transfer.length == room;
             if let (false, Some(fragment)) = (lend, sink.get(0)) {
                 transfer.sink = Sink::One(fragment);
             }
@@ -110,6 +111,63 @@ impl<N: Nic> Poller<'_, N> {
         invalidated: Option<RKey>,
     ) -> Result<(), Reason> {
         let handle = self.by_cookie(connection, done.cookie)?;
+        self.moved(handle, done.status, input, invalidated)
+    }
+
+    /// A WRITE with immediate data: as a PUT_DONE or GET_DONE that says that all of the sink is written. Like a DONE it
+    /// proves nothing: a WRITE of no bytes checks no key.
+    pub(super) fn immediate_arrived(
+        &mut self,
+        connection: Handle,
+        length: u32,
+        immediate: Immediate,
+    ) -> Result<Then, Reason> {
+        let Some(state) = self.connections.get_mut(connection) else {
+            return Ok(REPOST);
+        };
+        if !state.terms.write_immediates {
+            return Err(Reason::UnexpectedType);
+        }
+        state
+            .credits
+            .returned(immediate.credits)
+            .map_err(|_| Reason::BadCredits)?;
+        let handle = self
+            .transfers
+            .by_short(immediate.cookie)
+            .ok_or(Reason::UnexpectedAnswer)?;
+        let (input, whole) = match self.transfers.get(handle) {
+            Some(transfer) if transfer.connection == connection => (
+                if transfer.phase == Phase::AskedGet {
+                    Input::GetDone
+                } else {
+                    Input::PutDone
+                },
+                transfer.length,
+            ),
+            _ => return Err(Reason::UnexpectedAnswer),
+        };
+        if length > whole {
+            return Err(Reason::BadLength);
+        }
+        let status = i32::try_from(whole).map_err(|_| Reason::BadLength)?;
+        self.moved(handle, status, input, None)?;
+        if input == Input::GetDone {
+            self.unreserve(connection);
+            Ok(REPOST)
+        } else {
+            Ok(REPOST_OWE)
+        }
+    }
+
+    /// The peer is done with the sink of this transfer.
+    fn moved(
+        &mut self,
+        handle: Handle,
+        status: i32,
+        input: Input,
+        invalidated: Option<RKey>,
+    ) -> Result<(), Reason> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return Err(Reason::UnexpectedAnswer);
         };
@@ -120,10 +178,10 @@ impl<N: Nic> Poller<'_, N> {
         if !waits {
             return Err(Reason::UnexpectedAnswer);
         }
-        let outcome = match u32::try_from(done.status) {
+        let outcome = match u32::try_from(status) {
             Ok(bytes) if bytes <= transfer.length => Ok(bytes),
             Ok(_) => return Err(Reason::BadLength),
-            Err(_) => Err(Error::Peer(done.status)),
+            Err(_) => Err(Error::Peer(status)),
         };
         if let Some(key) = invalidated {
             match &mut transfer.window {

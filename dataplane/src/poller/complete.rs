@@ -20,9 +20,9 @@ impl<'a, N: Nic> Poller<'a, N> {
                 Completion::Received {
                     id,
                     length,
-                    imm: _,
+                    imm,
                     invalidated,
-                } => self.received(id, length, invalidated, now),
+                } => self.received(id, length, imm, invalidated, now),
             }
         }
         Ok(u32::try_from(burst.len()).unwrap_or(u32::MAX))

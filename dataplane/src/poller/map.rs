@@ -177,6 +177,12 @@ impl<N: Nic> Poller<'_, N> {
                 return false;
             }
         }
+        // No PUT_ACK goes, and no PUT_DONE will come that would bring the credit of the request back.
+        if phase == Phase::MapAnswer
+            && let Some(state) = self.connections.get_mut(connection)
+        {
+            state.credits.owe();
+        }
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return true;
         };

@@ -2,11 +2,12 @@
 //! calls for.
 
 use super::Poller;
-use super::record::What;
+use super::record::{Link, What};
 use super::send::{link_of, note};
 use super::sink::{describe, source_region};
 use crate::memory::PageList;
 use crate::nic::{Nic, Qp, RKey, Remote, SendWr, Sge};
+use crate::peer::Immediate;
 use crate::pool::{Handle, Kind, Pool, pack, pack_write};
 use crate::portal::Attached;
 use crate::registration::Scratch;
@@ -47,6 +48,7 @@ impl<N: Nic> Poller<'_, N> {
         let is_new = self.register_source(connection, qp, handle);
         let room = room.saturating_sub(1).saturating_sub(usize::from(is_new));
         let mut posted = 0_usize;
+        let mut is_told = false;
         loop {
             let Some(transfer) = self.transfers.get_mut(handle) else {
                 return;
@@ -116,12 +118,32 @@ impl<N: Nic> Poller<'_, N> {
             posted = posted.wrapping_add(1);
             let is_last = transfer.cursor.written >= transfer.length;
             let is_end = posted >= room || transfer.in_flight.saturating_add(1) >= writes;
+            // In place of the DONE, where there is nothing to say but that all is written.
+            let state = self.connections.get_mut(connection);
+            let state = state
+                .filter(|state| is_last && transfer.fills_sink && state.terms.write_immediates);
+            let paid = state.map(|state| state.credits.pay());
+            let imm = paid.map(|paid| Immediate::new(paid, transfer.cookie).to_bits());
+            is_told = imm.is_some();
+            let link = match paid {
+                Some(paid) => Link {
+                    what: What::Immediate { paid },
+                    ..link
+                },
+                None => link,
+            };
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
-                imm: None,
+                imm,
             };
-            self.nic.queue(qp, id, is_end && !is_last, wr);
+            // Where an invalidate follows, that tells of all.
+            let signalled = if is_last {
+                is_told && !is_source
+            } else {
+                is_end
+            };
+            self.nic.queue(qp, id, signalled, wr);
             self.link(connection, link, id);
         }
         let Some(transfer) = self.transfers.get_mut(handle) else {
@@ -130,8 +152,9 @@ impl<N: Nic> Poller<'_, N> {
         transfer.outcome = Ok(transfer.cursor.written);
         let wants_ack = transfer.role == Role::Put && transfer.handle != WireHandle::NONE;
         let is_registered = transfer.window.is_some();
-        // Where an invalidate follows, that tells of all.
-        self.message(connection, qp, handle, !is_registered, false);
+        if !is_told {
+            self.message(connection, qp, handle, !is_registered, false);
+        }
         self.apply(
             handle,
             if wants_ack {
@@ -162,6 +185,7 @@ impl<N: Nic> Poller<'_, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
+        let cookie = self.transfers.cookie(handle);
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
@@ -181,6 +205,7 @@ impl<N: Nic> Poller<'_, N> {
         };
         let context = Context {
             handle,
+            cookie,
             stamp: self.limits.stamp,
             local: (self.limits.nid, self.limits.pid),
             zero_based: self.capabilities.zero_based,
@@ -271,6 +296,8 @@ fn next_target(transfer: &mut Transfer<'_>) -> Option<(Remote, u32)> {
 /// What a message needs to know of its sender.
 struct Context<'c> {
     handle: Handle,
+    /// What the peer is to echo.
+    cookie: u64,
     stamp: u64,
     local: (crate::wire::Nid, crate::wire::Pid),
     zero_based: bool,
@@ -286,7 +313,7 @@ fn build<'a>(
     scratch: &mut Scratch,
     to: &mut [u8; 4096],
 ) -> u32 {
-    let cookie = context.handle.to_bits();
+    let cookie = context.cookie;
     let status = |status| Done {
         cookie: transfer.cookie,
         status,
@@ -317,7 +344,7 @@ fn build<'a>(
         };
         return encode(envelope, body, to);
     }
-    let ours = WireHandle::from_words(context.stamp, cookie);
+    let ours = WireHandle::from_words(context.stamp, context.handle.to_bits());
     let header = lnet::Header {
         destination: transfer.peer.0,
         source: context.local.0,

@@ -4,6 +4,7 @@ use super::{Poller, Reason, Received};
 use crate::connection::State;
 use crate::memory::Buffer;
 use crate::nic::{Nic, RKey, ReceiveQueue, WrId};
+use crate::peer::Immediate;
 use crate::pool::{Handle, Kind, pack, unpack};
 use crate::time::Instant;
 use crate::transfer::{Input, Sink};
@@ -31,6 +32,8 @@ struct Circumstances {
     counted: bool,
     /// The key of ours that it killed.
     invalidated: Option<RKey>,
+    /// It is no message but a WRITE of so many bytes, with this immediate data.
+    written: Option<(u32, Immediate)>,
     now: Instant,
 }
 
@@ -56,6 +59,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         &mut self,
         id: WrId,
         length: u32,
+        imm: Option<u32>,
         invalidated: Option<RKey>,
         now: Instant,
     ) {
@@ -106,6 +110,11 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.killed(invalidated);
                 self.close(connection, Reason::BadInvalidate);
             }
+            State::Adopted if imm.is_some() => {
+                self.receives.remove(handle);
+                self.messages.give(buffer);
+                self.close(connection, Reason::UnexpectedAnswer);
+            }
             // The peer's part of the terms is not known yet: what comes early waits (LU-10800).
             State::Adopted => {
                 let held = Received::Held {
@@ -120,6 +129,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     again: false,
                     counted: false,
                     invalidated,
+                    written: imm.map(|bits| (length, Immediate::from_bits(bits))),
                     now,
                 };
                 self.take(connection, handle, buffer, length, circumstances);
@@ -188,6 +198,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 again: true,
                 counted,
                 invalidated: None,
+                written: None,
                 now,
             };
             self.take(connection, handle, buffer, length, circumstances);
@@ -360,8 +371,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             again,
             counted,
             invalidated,
+            written,
             now,
         } = circumstances;
+        if let Some((length, immediate)) = written {
+            return self.immediate_arrived(connection, length, immediate);
+        }
         let (message, _) = Message::decode(bytes).map_err(Reason::Malformed)?;
         let Some(state) = self.connections.get_mut(connection) else {
             return Ok(REPOST);

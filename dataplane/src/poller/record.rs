@@ -80,6 +80,10 @@ pub(super) enum What {
     Invalidate,
     Fence,
     Write,
+    /// A WRITE with immediate data, which carried credits back.
+    Immediate {
+        paid: u8,
+    },
     /// A message that carried credits back.
     Answer {
         paid: u8,

@@ -83,6 +83,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             cookie: 0,
             sink: Sink::None,
             sink_key: RKey(0),
+            fills_sink: false,
             cursor: Cursor::default(),
             token: Token(0),
             portal: Portal(0),
@@ -429,6 +430,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             transfer.length = found.length.min(room);
         }
+        transfer.fills_sink = transfer.length == room;
         transfer.outcome = Ok(transfer.length);
         let lend = sink.len() > 1;
         if let (false, Some(fragment)) = (lend, sink.get(0)) {

@@ -482,12 +482,13 @@ impl<N: Nic> Poller<'_, N> {
             match link.what {
                 What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
                 What::Noop { .. } => self.counters.noops.add(1),
+                What::Immediate { .. } => self.counters.write_immediates.add(1),
                 What::Register | What::Invalidate | What::Fence | What::Write => {}
             }
         }
         // The descriptors of transfers whose DONE went out are no longer needed.
         while let Some(link) = self.chain.pop() {
-            if matches!(link.what, What::Answer { .. })
+            if matches!(link.what, What::Answer { .. } | What::Immediate { .. })
                 && let Some(transfer) = self.transfers.get_mut(link.handle)
                 && let Sink::Many {
                     receive,
@@ -508,7 +509,10 @@ impl<N: Nic> Poller<'_, N> {
         };
         state.head = state.head.wrapping_sub(1);
         match link.what {
-            What::Answer { paid } | What::Request { paid } | What::Noop { paid } => {
+            What::Answer { paid }
+            | What::Immediate { paid }
+            | What::Request { paid }
+            | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
             What::Register | What::Invalidate | What::Fence | What::Write => {}
@@ -549,7 +553,7 @@ impl<N: Nic> Poller<'_, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Fence | What::Noop { .. } => {}
+            What::Write | What::Immediate { .. } | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
             What::Invalidate | What::Fence => &mut state.invalidates,

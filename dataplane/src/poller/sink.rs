@@ -26,7 +26,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// What a connection with these terms may do with a sink.
     pub(super) const fn choices(&self, terms: &Terms) -> Choices {
         let stock = Stock {
-            staging: self.stages.total() != 0,
+            staging: self.stages.alignment(),
             mappings: self.mappings.total() != 0,
         };
         let settings = self.limits.registration;
@@ -149,7 +149,12 @@ impl<'a, N: Nic> Poller<'a, N> {
                 ..stage.range().sge()
             };
             let pieces = core::iter::once(piece);
-            let layout = self.scratch.lay_out_pieces(by, &self.capabilities, pieces);
+            let shift = choices.stage_shift(length);
+            let capabilities = Capabilities {
+                page_shift: shift.unwrap_or(self.capabilities.page_shift),
+                ..self.capabilities
+            };
+            let layout = self.scratch.lay_out_pieces(by, &capabilities, pieces);
             (layout, if zero_based { 0 } else { piece.address })
         } else {
             let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {

@@ -77,6 +77,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             cookie: 0,
             sink: Sink::None,
             sink_key: RKey(0),
+            fills_sink: false,
             cursor: Cursor::default(),
             token,
             portal: request.portal,

@@ -133,8 +133,8 @@ impl Settings {
 /// What a core has, besides its device, that a sink can go by.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stock {
-    /// Staging buffers.
-    pub staging: bool,
+    /// Staging buffers, and log2 of what the address of each is a multiple of.
+    pub staging: Option<u8>,
     /// A pool of mappings.
     pub mappings: bool,
 }
@@ -197,8 +197,8 @@ pub struct Choices {
     /// Most fragments of a descriptor with the arena's key; 0 where it is not exposed.
     arena: usize,
     map_on_demand: usize,
-    /// There are staging buffers.
-    staging: bool,
+    /// The largest page that every staging buffer begins on, if there are any.
+    staging: Option<u8>,
 }
 
 impl Choices {
@@ -265,7 +265,7 @@ impl Choices {
                 why: Why::OnlyArena,
             });
         }
-        if !self.staging || outline.length > STAGE_BYTES {
+        if self.staging.is_none() || outline.length > STAGE_BYTES {
             return Err(Refused::NoStaging);
         }
         match self.over_stage(outline.length) {
@@ -277,15 +277,38 @@ impl Choices {
         }
     }
 
-    /// What puts a key over the first `length` bytes of a staging buffer, which begins on a page.
+    /// What puts a key over the first `length` bytes of a staging buffer, which begins on a page. Where page lists are
+    /// too short for so many, larger pages do.
     #[must_use]
     pub const fn over_stage(&self, length: u32) -> Option<Mechanism> {
         let outline = Outline::contiguous(length, 0, self.page_shift);
         match self.register(&outline) {
             Some(choice) => Some(choice.mechanism),
+            None if self.stage_shift(length).is_some() => Some(Mechanism::PageList),
             None if self.arena != 0 => Some(Mechanism::Arena),
             None => None,
         }
+    }
+
+    /// log2 of the page size for a page list over the first `length` bytes of a staging buffer: the device's own if that
+    /// will do, else the least that makes the list short enough. `None` where none does.
+    #[must_use]
+    pub const fn stage_shift(&self, length: u32) -> Option<u8> {
+        let largest = match self.staging {
+            Some(largest) if largest > self.page_shift => largest,
+            _ => self.page_shift,
+        };
+        let mut shift = self.page_shift;
+        while shift <= largest {
+            let outline = Outline::contiguous(length, 0, shift);
+            if let Some(pages) = outline.pages
+                && pages <= self.pages
+            {
+                return Some(shift);
+            }
+            shift = shift.saturating_add(1);
+        }
+        None
     }
 
     /// A key for these bytes alone, in the order of what it costs.
@@ -427,7 +450,7 @@ mod tests {
 
     const fn stock(staging: bool) -> Stock {
         Stock {
-            staging,
+            staging: if staging { Some(12) } else { None },
             mappings: true,
         }
     }
@@ -596,7 +619,21 @@ mod tests {
                 takes || expected.is_none()
             );
         }
-        // Nine pages, of which the device takes eight.
+        // Nine pages, of which the device takes eight. On a boundary of two, five larger ones do.
+        let larger = Choices::new(
+            &capabilities(Mechanisms::PAGES),
+            Settings::PRIVATE,
+            257,
+            Stock {
+                staging: Some(20),
+                mappings: false,
+            },
+        );
+        assert_eq!(larger.stage_shift(0x8000), Some(12));
+        assert_eq!(larger.stage_shift(0x8001), Some(13));
+        assert_eq!(larger.stage_shift(1 << 20), Some(17));
+        assert_eq!(larger.over_stage(0x8001), Some(Mechanism::PageList));
+        assert!(larger.takes_window(Mechanism::Staging, 0x8001));
         let choices = Choices::new(
             &capabilities(Mechanisms::PAGES),
             Settings::PRIVATE,

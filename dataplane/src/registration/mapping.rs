@@ -270,12 +270,6 @@ impl<'a> Mappings<'a> {
         }
     }
 
-    /// What it lies over.
-    #[must_use]
-    pub fn pieces(&self, mapping: Handle) -> Option<&[Sge]> {
-        Some(&self.slots.get(mapping)?.pieces)
-    }
-
     /// Whether the control side's answer is still waited for.
     #[must_use]
     pub fn is_asked(&self, mapping: Handle) -> bool {
@@ -530,4 +524,174 @@ fn hash(owner: Owner, pieces: &[Sge]) -> u64 {
         let rest = (u64::from(piece.lkey.0) << 32) | u64::from(piece.length);
         mix(mix(hash, piece.address), rest)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::{Claim, Mapping, Mappings, Next, Owner, Standing, Ways};
+    use crate::nic::{LKey, RKey, Region, Sge};
+    use crate::pool::{Handle, Slot};
+    use std::vec::Vec;
+
+    fn piece(number: u64) -> [Sge; 1] {
+        [Sge {
+            address: number * 4096,
+            length: 100,
+            lkey: LKey(1),
+        }]
+    }
+
+    fn places(count: usize, sets: usize) -> (Vec<Slot<Mapping>>, Vec<Ways>) {
+        let slots = (0..count).map(|_| Slot::vacant()).collect();
+        (slots, std::vec![Ways::default(); sets])
+    }
+
+    /// A mapping that is asked for and made.
+    fn make(pool: &mut Mappings<'_>, number: u64, own: bool) -> Handle {
+        let Claim::New(handle) = pool.claim(Owner::Stage, &piece(number), own, true) else {
+            panic!("not new");
+        };
+        let place = u32::try_from(number).unwrap();
+        pool.made(handle, Region(place), RKey(place));
+        pool.tell(handle);
+        handle
+    }
+
+    fn flush(pool: &mut Mappings<'_>, end: bool) -> Vec<u32> {
+        let mut gone = Vec::new();
+        if pool.begin(end) {
+            while pool.is_filling() {
+                if let Next::Unmap(region) = pool.next_unused() {
+                    gone.push(region.0);
+                }
+            }
+            pool.unmapped();
+        }
+        gone
+    }
+
+    /// However many fall together: a lookup looks at four, and what is forgotten dies unused.
+    #[test]
+    fn a_set_that_is_full_forgets_its_oldest() {
+        let (mut slots, mut sets) = places(16, 1);
+        let mut pool = Mappings::new(&mut slots, &mut sets, 16, true);
+        let all: Vec<_> = (0..6).map(|number| make(&mut pool, number, true)).collect();
+        for handle in &all {
+            pool.release(*handle, true);
+        }
+        for (number, handle) in all.iter().enumerate().skip(2) {
+            let claim = pool.claim(Owner::Stage, &piece(number as u64), true, true);
+            assert_eq!(claim, Claim::Found(*handle));
+        }
+        make(&mut pool, 0, true);
+        assert_eq!((pool.live(), pool.exposed(), pool.used()), (7, 2, 5));
+        assert_eq!(flush(&mut pool, true), [0, 1], "those that are used stay");
+        assert_eq!((pool.live(), pool.exposed(), pool.len()), (5, 0, 5));
+    }
+
+    #[test]
+    fn a_mapping_that_is_used_again_leaves_the_batch() {
+        let (mut slots, mut sets) = places(8, 4);
+        let mut pool = Mappings::new(&mut slots, &mut sets, 3, true);
+        let all: Vec<_> = (0..3).map(|number| make(&mut pool, number, true)).collect();
+        for handle in &all {
+            assert!(!pool.begin(false));
+            pool.release(*handle, true);
+        }
+        assert!(pool.begin(false));
+        assert_eq!(pool.next_unused(), Next::Unmap(Region(0)));
+        let again = pool.claim(Owner::Stage, &piece(1), false, true);
+        assert_eq!(again, Claim::Found(all[1]));
+        assert_eq!(pool.next_unused(), Next::Skip);
+        assert_eq!(pool.next_unused(), Next::Unmap(Region(2)));
+        assert_eq!(pool.next_unused(), Next::End);
+        assert!(
+            pool.is_flushed() && !pool.begin(true),
+            "one batch at a time"
+        );
+        assert_eq!(pool.standing(all[1]), Some(Standing::Live(RKey(1))));
+        // What is with the control side is found no more.
+        let other = pool.claim(Owner::Stage, &piece(0), true, false);
+        assert_eq!(other, Claim::Short, "nor asked for, where that may not be");
+        pool.unmapped();
+        pool.unmapped();
+        assert_eq!((pool.len(), pool.used()), (1, 1));
+        pool.release(all[1], true);
+        assert_eq!(flush(&mut pool, true), [1]);
+        assert!(pool.is_empty() && pool.live() == 0 && pool.exposed() == 0);
+    }
+
+    #[test]
+    fn a_share_that_is_used_up_waits_and_a_full_pool_asks_for_a_flush() {
+        let (mut slots, mut sets) = places(3, 2);
+        let mut pool = Mappings::new(&mut slots, &mut sets, 3, true);
+        let first = make(&mut pool, 0, true);
+        let second = make(&mut pool, 1, true);
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(2), true, true),
+            Claim::Short
+        );
+        pool.release(first, true);
+        pool.release(second, true);
+        let third = make(&mut pool, 2, false);
+        assert!(!pool.begin(false), "nobody is short");
+        let epoch = pool.epoch();
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(3), true, true),
+            Claim::Short
+        );
+        assert_eq!(flush(&mut pool, false), [0, 1]);
+        assert_ne!(pool.epoch(), epoch);
+        let fourth = make(&mut pool, 3, true);
+        pool.refused(fourth);
+        pool.release(third, false);
+        pool.release(fourth, true);
+        assert_eq!(flush(&mut pool, true), [2, 3]);
+    }
+
+    #[test]
+    fn a_refusal_is_told_to_all_that_wait_and_kept_by_none() {
+        let (mut slots, mut sets) = places(4, 2);
+        let mut pool = Mappings::new(&mut slots, &mut sets, 3, true);
+        let Claim::New(handle) = pool.claim(Owner::Stage, &piece(0), true, true) else {
+            panic!("not new");
+        };
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(0), true, true),
+            Claim::Found(handle)
+        );
+        pool.refused(handle);
+        assert_eq!(pool.standing(handle), Some(Standing::Refused));
+        pool.release(handle, true);
+        assert_eq!(pool.standing(handle), Some(Standing::Refused));
+        pool.release(handle, true);
+        assert_eq!(pool.standing(handle), None);
+        // Nobody waits any more: the answer finds nobody, and is kept if there is something to keep.
+        for refuses in [true, false] {
+            let Claim::New(handle) = pool.claim(Owner::Stage, &piece(0), true, true) else {
+                panic!("not new");
+            };
+            pool.release(handle, true);
+            if refuses {
+                pool.refused(handle);
+                assert!(pool.is_empty());
+            } else {
+                pool.made(handle, Region(7), RKey(7));
+                pool.made(handle, Region(8), RKey(8));
+                assert_eq!((pool.live(), pool.exposed()), (1, 0));
+                assert_eq!(flush(&mut pool, true), [7]);
+            }
+        }
+    }
+
+    #[test]
+    fn no_pool_at_all_has_nothing_to_give() {
+        let mut pool = Mappings::new(&mut [], &mut [], 384, true);
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(0), true, true),
+            Claim::Short
+        );
+        assert!(!pool.begin(true));
+    }
 }

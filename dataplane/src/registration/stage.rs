@@ -45,6 +45,8 @@ pub struct Stages<'a> {
     total: usize,
     own: usize,
     peers: usize,
+    /// log2 of what every address is a multiple of.
+    alignment: u32,
 }
 
 impl<'a> Stages<'a> {
@@ -56,12 +58,15 @@ impl<'a> Stages<'a> {
             total: 0,
             own: 0,
             peers: 0,
+            alignment: STAGE_BYTES.trailing_zeros(),
         };
         for at in 0..stages.places.len() {
             let range = stages.places.get_mut(at).and_then(Option::take);
             if let Some(range) = range
                 && range.sge().length >= STAGE_BYTES
             {
+                let zeros = range.sge().address.trailing_zeros();
+                stages.alignment = stages.alignment.min(zeros);
                 stages.put(range);
                 stages.total = stages.total.wrapping_add(1);
             }
@@ -73,6 +78,15 @@ impl<'a> Stages<'a> {
     #[must_use]
     pub const fn total(&self) -> usize {
         self.total
+    }
+
+    /// log2 of what the address of each is a multiple of, up to its length; `None` where there are none.
+    #[must_use]
+    pub const fn alignment(&self) -> Option<u8> {
+        match self.total {
+            0 => None,
+            _ => Some(self.alignment.to_le_bytes()[0]),
+        }
     }
 
     /// How many are lent out.

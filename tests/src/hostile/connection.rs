@@ -384,6 +384,7 @@ impl Bench {
             high_water: queue_depth.div_ceil(2),
             kills_keys: false,
             keys_killed: false,
+            write_immediates: false,
         }
     }
 

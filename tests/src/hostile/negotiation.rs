@@ -258,7 +258,7 @@ pub fn conn(bytes: &[u8]) {
                     Ok(terms) => {
                         within(&terms, &local);
                         // Only a record to the byte offers anything.
-                        let theirs = (0..4).map(Extensions::of_request).find(|offer| {
+                        let theirs = (0..8).map(Extensions::of_request).find(|offer| {
                             let record = offer.record();
                             bytes.get(56..62) == Some(&record[..6])
                                 && bytes.len() >= 64
@@ -306,6 +306,9 @@ fn within(terms: &Terms, local: &Local) {
 fn agreed(terms: &Terms, theirs: Extensions, local: &Local) {
     assert_eq!(terms.kills_keys, local.extensions.kills_keys_of(theirs));
     assert_eq!(terms.keys_killed, theirs.kills_keys_of(local.extensions));
+    let immediates = local.extensions.write_immediates(theirs);
+    assert_eq!(terms.write_immediates, immediates);
+    assert!(!immediates || !terms.kills_keys && !terms.keys_killed);
 }
 
 fn deepest(local: &Local, version: u16) -> u16 {

@@ -693,6 +693,7 @@ macro_rules! laws {
             fragments_lie_end_to_end
             the_longest_list_fits_and_no_longer
             pages_lie_end_to_end
+            pages_may_be_larger_than_the_smallest
             a_crooked_page_list_is_refused
             a_second_invalidate_is_refused
             base_memory_cannot_be_invalidated

@@ -409,9 +409,20 @@ fn register_pages<T: Bench>(
     first_offset: u32,
     length: u32,
 ) -> Grant {
+    let shift = world.bench.nic(A).capabilities().page_shift;
+    register_larger(world, shift, pages, first_offset, length)
+}
+
+/// The same, with pages of another size.
+fn register_larger<T: Bench>(
+    world: &mut World<T>,
+    shift: u8,
+    pages: &[u64],
+    first_offset: u32,
+    length: u32,
+) -> Grant {
     let (region, key) = world.adopt(A, Main);
     let key = key.rotated();
-    let shift = world.bench.nic(A).capabilities().page_shift;
     let base = 0x4000_0000 + u64::from(first_offset);
     let wr = SendWr::Register {
         region,
@@ -464,6 +475,33 @@ pub fn pages_lie_end_to_end<T: Bench>() {
     }
     assert!(world.bench.peek(A, 0, MEMORY) == model);
     world.assert_write_refused(Main, (0, 2), grant.at(length as i64 - 1));
+}
+
+/// A list that would be too long is shorter in larger pages.
+pub fn pages_may_be_larger_than_the_smallest<T: Bench>() {
+    let mut world = fresh::<T>();
+    if !world.has(Mechanisms::PAGES) {
+        return;
+    }
+    let shift = world.bench.nic(A).capabilities().page_shift + 3;
+    let page = 1_usize << shift;
+    let start = world.bench.sge(A, Main, 0, 0).address;
+    let first = start.next_multiple_of(page as u64);
+    let skip = (first - start) as usize;
+    let length = 2 * page as u32 - 700;
+    let pages = [first + 2 * page as u64, first];
+    let grant = register_larger(&mut world, shift, &pages, 700, length);
+    assert_eq!(world.expect(A, 1), [done(1)]);
+    let turn = page - 700;
+    world.assert_written(Main, &[4; 9], grant.at(0), skip + 2 * page + 700);
+    world.assert_written(Main, &[5; 9], grant.at(turn as i64), skip);
+    world.assert_written(
+        Main,
+        &[6; 9],
+        grant.at(i64::from(length) - 9),
+        skip + page - 9,
+    );
+    world.assert_write_refused(Main, (0, 2), grant.at(i64::from(length) - 1));
 }
 
 pub fn a_crooked_page_list_is_refused<T: Bench>() {
