@@ -5,7 +5,7 @@ one_guest
 # What the two nodes say, in a file: of the target, of the initiator, whether that compares, and its seconds.
 several() {
     node_file "$4" 20 60 "$3"
-    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" -e "s/^in_flight = .*/in_flight = 8/" "$FILE"
+    sed -i -e "s/^nid = \"10.9.0.1@o2ib\"/&\n$1/" -e "s/^nid = \"10.9.0.2@o2ib\"/&\n$2/" "$FILE"
 }
 
 # The copy would compare with what died with the target.

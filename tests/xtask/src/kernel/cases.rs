@@ -147,7 +147,7 @@ pub(crate) const CASES: &[Case] = &[
             name: "link",
             text: include_str!("../../guest/link.sh"),
             guests: 2,
-            limit: Duration::from_secs(420),
+            limit: Duration::from_secs(600),
         },
         says: "a cut of 5 s costs time only; a longer one, or a peer that restarts, ends transfers with an error that has a \
                name, and whoever lives serves and asks again",
