@@ -34,7 +34,7 @@ pub struct Budget {
     pub peers: usize,
     /// One connection.
     pub connection: Pair,
-    /// One core, which is one node, with all its peers.
+    /// One core of a node on one, with all its peers.
     pub core: Pair,
     /// What peers may reach beyond their transfers.
     pub exposure: Option<String>,

@@ -182,6 +182,8 @@ pub(crate) struct Side<N: Nic + 'static> {
     pub(crate) cores: Vec<Core<N>>,
     /// To its application; `None` where the node was handed out.
     pub(crate) notices: Option<Producer<'static, Notice>>,
+    /// Notices that found the ring full.
+    pub(crate) unheard: VecDeque<Notice>,
     pub(crate) counters: CoreCounters,
     /// Handed out, until its owner takes it.
     pub(crate) node: Option<Node>,
@@ -391,6 +393,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
             self.look_after(Instant::now());
         }
         for side in &mut self.sides {
+            side.flush();
             side.cores.iter_mut().for_each(Core::flush);
         }
         Ok(())
@@ -697,9 +700,22 @@ impl<A: Application, F: Fabric> Drop for Engine<A, F> {
 
 impl<N: Nic + 'static> Side<N> {
     fn notice(&mut self, notice: Notice) {
-        // The ring holds several for each connection, and an application takes all at every step.
-        if let Some(notices) = &mut self.notices {
-            let _ = notices.push(notice);
+        if self.notices.is_some() {
+            self.unheard.push_back(notice);
+        }
+        self.flush();
+    }
+
+    /// Tells what was not heard yet. None is lost: an application that misses one would wait for ever.
+    fn flush(&mut self) {
+        let Some(notices) = &mut self.notices else {
+            return;
+        };
+        while let Some(notice) = self.unheard.pop_front() {
+            if let Err(notice) = notices.push(notice) {
+                self.unheard.push_front(notice);
+                return;
+            }
         }
     }
 

@@ -76,6 +76,7 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
             index: start.index,
             cores: Vec::new(),
             notices: start.application.is_some().then_some(notices),
+            unheard: VecDeque::new(),
             counters: start.counters,
             node: None,
             reconnected: 0,
