@@ -123,7 +123,7 @@ fn jobs() -> [Job; 8] {
 
 /// Node 0 dials node 1. How often each way was taken, how many keys the other side killed, and how many WRITEs took
 /// the place of a DONE.
-fn meet(kinds: [Kind; 2]) -> [u64; 7] {
+fn meet(kinds: [Kind; 2]) -> [u64; 8] {
     alone(|| {
         let locals = [local(0, kinds[0]), local(1, kinds[1])];
         let (terms, _) = dial(&locals[0], &locals[1]).expect("they come to terms");
@@ -139,12 +139,13 @@ fn meet(kinds: [Kind; 2]) -> [u64; 7] {
         let mut world = World::mixed(kinds.map(setup));
         let connection = world.connect_on(terms);
         Jobs::run(&mut world, connection, &jobs(), |_| {});
-        let mut counted = [0; 7];
+        let mut counted = [0; 8];
         for node in &world.nodes {
             let counters = node.counters;
             for (sum, counter) in counted.iter_mut().zip([
                 &counters.fragment_lists,
                 &counters.page_lists,
+                &counters.mappings,
                 &counters.windows,
                 &counters.arenas,
                 &counters.stagings,
@@ -161,16 +162,16 @@ fn meet(kinds: [Kind; 2]) -> [u64; 7] {
 }
 
 /// Each pair, on all cores, and what they have counted together.
-fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 7] {
+fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 8] {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let share = pairs.len().div_ceil(threads).max(1);
-    let mut all = [0; 7];
+    let mut all = [0; 8];
     thread::scope(|scope| {
         let running: Vec<_> = pairs
             .chunks(share)
             .map(|pairs| {
                 scope.spawn(move || {
-                    let mut all = [0; 7];
+                    let mut all = [0; 8];
                     for pair in pairs {
                         let counted = std::panic::catch_unwind(|| meet(*pair));
                         let counted = counted.unwrap_or_else(|_| panic!("{pair:?}"));
@@ -187,7 +188,7 @@ fn meet_all(pairs: &[[Kind; 2]]) -> [u64; 7] {
     all
 }
 
-fn add(all: &mut [u64; 7], counted: [u64; 7]) {
+fn add(all: &mut [u64; 8], counted: [u64; 8]) {
     for (all, counted) in all.iter_mut().zip(counted) {
         *all += counted;
     }
