@@ -40,6 +40,8 @@ pub struct Workload {
     seed: u64,
     random: Random,
     verify: bool,
+    /// Whether PUTs ask for an ACK.
+    ack: bool,
     slots: Vec<Slot>,
     /// The slot that is filled or compared next.
     biting: usize,
@@ -130,6 +132,9 @@ impl Workload {
             seed: job.seed,
             random: Random::new(job.seed),
             verify: job.verify,
+            // Without one a PUT is over when its message has arrived, and a GET to another core of the peer may
+            // read the slice before the first core has taken it.
+            ack: job.verify && counters[1].len() > 1,
             unprepared: if job.verify { slots.len() } else { 0 },
             slots,
             sizes,
@@ -331,7 +336,7 @@ impl Workload {
             operation: if slot.put {
                 Operation::Put {
                     hdr_data: slot.round,
-                    ack: false,
+                    ack: self.ack,
                 }
             } else {
                 Operation::Get { optimized: true }

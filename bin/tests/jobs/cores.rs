@@ -54,6 +54,33 @@ fn a_server_on_two_cores_serves_each_connection_on_a_core_of_its_own() {
 }
 
 #[test]
+fn a_put_to_a_server_on_two_cores_is_over_when_the_server_has_taken_it() {
+    let Some(cores) = two_cores() else { return };
+    let folder = Folder::new("order");
+    let puts = |more: &str| {
+        let jobs = workload(&format!("duration = \"300ms\"\nput = 1.0\n{more}"))
+            .replace("[\"1 KiB\", \"4001\", \"128 KiB\"]", "[\"1 KiB\"]");
+        let config = config(&folder, "", [&cores, "conns_per_peer = 4"], &jobs);
+        let (report, said) = run_with(&config, &Options::default());
+        assert_eq!(report.verdict, Verdict::Good, "{report}\n{said:#?}");
+        let count = |node: &NodeLine, name| {
+            let found = node.counters.iter().find(|(known, _)| *known == name);
+            found.map_or(0, |(_, count)| *count)
+        };
+        (
+            count(&report.nodes[1], "transfers"),
+            count(&report.nodes[0], "messages_sent"),
+        )
+    };
+    // Each is told by an ACK, as a GET over the other core's connection may follow at once.
+    let (made, told) = puts("");
+    assert!(made > 16 && told >= made, "{told} messages for {made} PUTs");
+    // Where nothing is compared, none is.
+    let (made, told) = puts("verify = false");
+    assert!(made > 16 && told < 16, "{told} messages for {made} PUTs");
+}
+
+#[test]
 fn a_client_on_two_cores_spreads_its_transfers_over_four_connections() {
     let Some(cores) = two_cores() else { return };
     let folder = Folder::new("client");
