@@ -1,9 +1,11 @@
 //! The command line.
 
+use core::ops::RangeInclusive;
 use core::sync::atomic::AtomicBool;
 use core::time::Duration;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, IsTerminal as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -188,6 +190,21 @@ fn run_file(args: &RunArgs) -> ExitCode {
         eprintln!("o2poll: {}: {error}", args.file.display());
         return ExitCode::from(MISTAKES);
     }
+    if let Some(why) = overwritten(&config, args) {
+        eprintln!("o2poll: {why}");
+        return ExitCode::from(MISTAKES);
+    }
+    // Before the run, which may be long.
+    if let Some(path) = &args.json
+        && path != Path::new("-")
+        && let Err(error) = File::options().append(true).create(true).open(path)
+    {
+        eprintln!(
+            "o2poll: cannot write the report to {}: {error}; give another file to --json",
+            path.display()
+        );
+        return ExitCode::from(NOT_STARTED);
+    }
     let stop = match on_signals() {
         Ok(stop) => stop,
         Err(error) => {
@@ -245,6 +262,36 @@ fn on_device(
     Err(NodeError::UnknownDevice)
 }
 
+/// What `--json` or `--pcap` would destroy: what the run reads, or each other's file.
+fn overwritten(config: &Config, args: &RunArgs) -> Option<String> {
+    let identity = |path: &Path| {
+        let found = fs::metadata(path).ok().filter(fs::Metadata::is_file)?;
+        Some((found.dev(), found.ino()))
+    };
+    let exported = config.nodes.iter().flat_map(|node| &node.exports);
+    let mut others: Vec<(&str, &Path)> = vec![("the node file", &args.file)];
+    others.extend(exported.filter_map(|export| Some(("exported", export.file()?))));
+    for (option, path) in [("--json", &args.json), ("--pcap", &args.pcap)] {
+        let Some(path) = path else { continue };
+        let ours = identity(path);
+        for (what, other) in &others {
+            if path == other && *what == "--json" || ours.is_some() && ours == identity(other) {
+                let path = path.display();
+                return Some(match *what {
+                    "--json" => {
+                        format!("--json and --pcap both write to {path}: give them a file each")
+                    }
+                    what => format!(
+                        "{option} would overwrite {path}, which is {what}: give another file"
+                    ),
+                });
+            }
+        }
+        others.push((option, path));
+    }
+    None
+}
+
 fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
     for node in &mut config.nodes {
         if let Some(workload) = &mut node.workload {
@@ -267,32 +314,30 @@ fn write(report: &Report, json: Option<&Path>) -> io::Result<()> {
         Ok::<String, io::Error>(text)
     };
     let mut out = io::stdout().lock();
-    match json {
+    let written = match json {
         Some(path) if path == Path::new("-") => return out.write_all(text()?.as_bytes()),
-        Some(path) => fs::write(path, text()?)?,
-        None => {}
-    }
-    write!(out, "{report}")
+        Some(path) => text().and_then(|text| fs::write(path, text)),
+        None => Ok(()),
+    };
+    // Even if the file could not be written: a run cannot be had again.
+    write!(out, "{report}")?;
+    written
 }
 
 fn check(files: &[PathBuf]) -> ExitCode {
     let machine = Machine::this();
     let mut sound = true;
+    let mut out = io::stdout().lock();
     for (path, result) in o2poll_config::check(files) {
-        let outlined = match result {
-            Ok(config) => outline(&config, &machine),
-            Err(report) => {
-                print!("{}", report.render(io::stdout().is_terminal()));
-                sound = false;
-                continue;
-            }
+        let outlined = result.map(|config| outline(&config, &machine));
+        sound &= matches!(outlined, Ok(Ok(_)));
+        let written = match outlined {
+            Ok(Ok(text)) => writeln!(out, "{}: ok: {text}", path.display()),
+            Ok(Err(error)) => writeln!(out, "{}: {error}", path.display()),
+            Err(report) => write!(out, "{}", report.render(out.is_terminal())),
         };
-        match outlined {
-            Ok(text) => println!("{}: ok: {text}", path.display()),
-            Err(error) => {
-                println!("{}: {error}", path.display());
-                sound = false;
-            }
+        if let Err(error) = written {
+            return unprinted(&error);
         }
     }
     if sound {
@@ -347,8 +392,16 @@ fn print_as(what: &(impl serde::Serialize + core::fmt::Display), json: bool) -> 
 fn print(text: &str) -> ExitCode {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(_) => ExitCode::from(BROKEN),
+        Err(error) => unprinted(&error),
     }
+}
+
+fn unprinted(error: &io::Error) -> ExitCode {
+    // Whoever has closed a pipe has read enough, and is told by the status only.
+    if error.kind() != io::ErrorKind::BrokenPipe {
+        eprintln!("o2poll: cannot print: {error}");
+    }
+    ExitCode::from(BROKEN)
 }
 
 /// The first signal asks for an early end, the second ends at once.
@@ -363,10 +416,18 @@ fn on_signals() -> io::Result<Arc<AtomicBool>> {
 }
 
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    parse_duration(text)
-        .filter(|duration| !duration.is_zero())
-        .ok_or_else(|| String::from("write it as 30s, 500ms or 2min"))
+    let duration =
+        parse_duration(text).ok_or_else(|| String::from("write it as 30s, 500ms or 2min"))?;
+    if DURATIONS.contains(&duration) {
+        Ok(duration)
+    } else {
+        Err(String::from("choose a value from 1ms to 720h"))
+    }
 }
+
+/// As in a node file.
+const DURATIONS: RangeInclusive<Duration> =
+    Duration::from_millis(1)..=Duration::from_secs(720 * 3600);
 
 /// The documented node file.
 const SHIPPED: &str = include_str!("../../config/loopback.toml");
@@ -396,6 +457,7 @@ Examples:
   o2poll run config/loopback.toml --export big.iso       copy another file
   o2poll run config/loopback.toml --profile mlx5 --duration 30s --no-verify
   o2poll run config/loopback.toml --json report.json
+  o2poll run config/loopback.toml --duration 1s --pcap run.pcap
   o2poll check config/loopback.toml
   o2poll plan config/loopback.toml --peers 500           what that takes, beside ko2iblnd
   o2poll devices                                         what becomes of which buffer where
@@ -407,7 +469,7 @@ Exit status:
   2    the command line cannot be understood
   3    it could not start: memory, a core, a file
   4    bytes were not what they must be
-  5    a transfer, a connection, a device or a thread failed
+  5    a transfer, a connection, a device or a thread failed, or the report could not be written
   6    a key was alive, something was not given back, or a polling core allocated
   7    interrupted before a copy had been compared
   130  interrupted twice (143 by SIGTERM)";

@@ -472,8 +472,15 @@ fn plan_tells_what_peers_reach_beyond_their_transfers() {
     );
     assert!(said.contains("fmr_cache = false"), "{said}");
     assert_eq!(few["core"]["o2poll"]["windows"], 20);
-    let none = plan("[tunables]\nfmr_pool_size = 0", "\"mthca\"");
-    assert_eq!(none["exposure"], Value::Null);
+    let none = plan(
+        "exposure = \"arena\"\n[tunables]\nfmr_pool_size = 0",
+        "\"mthca\"",
+    );
+    let said = none["exposure"].as_str().unwrap();
+    assert!(
+        said.contains("key of the arena") && !said.contains("up to"),
+        "{said}"
+    );
     let short = plan("", "\"mthca\", max_windows = 5");
     let said = short["notes"][0].as_str().unwrap();
     assert!(said.contains("fmr_pool_size is 5 instead of 512"), "{said}");
@@ -609,6 +616,95 @@ fn a_region_that_is_too_small_is_refused_before_anything_starts() {
         assert_eq!(output.status.code(), Some(1));
         let said = format!("{}{}", text(&output.stdout), text(&output.stderr));
         assert!(said.contains("choose a larger piece"), "{said}");
+    }
+}
+
+#[test]
+fn a_run_is_not_made_whose_report_cannot_be_written_and_no_report_is_lost() {
+    let folder = Folder::new("unwritable");
+    folder.write("data", data(50_000));
+    let file = folder.write("nodes.toml", nodes("", "4 MiB", COPY));
+    let run = |json: &Path| {
+        o2poll(&[
+            "run".as_ref(),
+            file.as_os_str(),
+            "--json".as_ref(),
+            json.as_os_str(),
+        ])
+    };
+    let missing = folder.0.join("none/report.json");
+    let output = run(&missing);
+    assert_eq!(output.status.code(), Some(3));
+    let said = text(&output.stderr);
+    assert!(said.contains(missing.to_str().unwrap()), "{said}");
+    assert!(output.stdout.is_empty(), "nothing ran");
+    // A disk that is full is seen too late.
+    let output = run(Path::new("/dev/full"));
+    assert_eq!(output.status.code(), Some(5));
+    assert!(text(&output.stderr).contains("cannot write the report"));
+    assert!(text(&output.stdout).contains("keys alive"));
+}
+
+#[test]
+fn nothing_that_a_run_reads_is_overwritten() {
+    let folder = Folder::new("overwritten");
+    let exported = folder.write("data", data(50_000));
+    let file = folder.write("nodes.toml", nodes("", "4 MiB", COPY));
+    let link = folder.0.join("link");
+    std::os::unix::fs::symlink(&exported, &link).unwrap();
+    let both = folder.0.join("both");
+    for (options, what) in [
+        (vec!["--json".as_ref(), file.as_path()], "the node file"),
+        (vec!["--pcap".as_ref(), file.as_path()], "the node file"),
+        (vec!["--pcap".as_ref(), exported.as_path()], "exported"),
+        (vec!["--json".as_ref(), link.as_path()], "exported"),
+        (
+            vec!["--json".as_ref(), &both, "--pcap".as_ref(), &both],
+            "--json and --pcap both",
+        ),
+    ] {
+        let before = (fs::read(&file).unwrap(), fs::read(&exported).unwrap());
+        let output = program().arg("run").arg(&file).args(options).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(1), "{what}");
+        let said = text(&output.stderr);
+        assert!(said.contains(what), "{said}");
+        let after = (fs::read(&file).unwrap(), fs::read(&exported).unwrap());
+        assert!(before == after, "{what}");
+    }
+}
+
+#[test]
+fn a_check_that_cannot_be_printed_ends_with_a_status() {
+    let folder = Folder::new("unprinted");
+    folder.write("data", data(50_000));
+    let good = folder.write("good.toml", nodes("", "4 MiB", COPY));
+    let bad = folder.write("bad.toml", "nodes = 1");
+    for file in [good, bad] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full");
+        let output = program()
+            .arg("check")
+            .arg(file)
+            .stdout(full.unwrap())
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(5), "{said}");
+        assert!(said.starts_with("o2poll: cannot print"), "{said}");
+    }
+}
+
+#[test]
+fn a_duration_is_told_its_range() {
+    for (given, said) in [
+        ("0s", "1ms to 720h"),
+        ("999us", "1ms to 720h"),
+        ("721h", "1ms to 720h"),
+        ("5", "write it as 30s"),
+    ] {
+        let output = o2poll(&["run", "none.toml", "--duration", given]);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(said), "{given}");
     }
 }
 

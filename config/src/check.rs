@@ -97,6 +97,26 @@ fn way_to_large_buffers(draft: &Draft, mistakes: &Mistakes) {
             .and_if(exposure.given, &exposure.span, "forbids that key"),
         );
     }
+    // Mappings are its only keys; the default is not 0.
+    if soft.profile == SoftProfile::Mthca
+        && exposure.value == Exposure::None
+        && let Some(tunables) = &draft.tunables
+        && tunables.fmr_pool_size == 0
+    {
+        mistakes.push(
+            Diagnostic::new(
+                if draft.profile_overridden {
+                    "--profile mthca cannot put a key over one buffer with fmr_pool_size = 0"
+                } else {
+                    "the profile `mthca` cannot put a key over one buffer with fmr_pool_size = 0"
+                },
+                device.span.clone(),
+                "nothing but mappings and the key of the whole arena",
+                "leave fmr_pool_size out, or write exposure = \"arena\" under [memory], which gives that key to every peer",
+            )
+            .and_if(exposure.given, &exposure.span, "forbids that key"),
+        );
+    }
 }
 
 fn distinct_nids(draft: &Draft, mistakes: &Mistakes) {
