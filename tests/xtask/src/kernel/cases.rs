@@ -111,7 +111,7 @@ pub(crate) const CASES: &[Case] = &[
             limit: Duration::from_secs(600),
         },
         says: "a peer that is killed and comes back is connected again, on two cores and over two connections",
-        routine: true,
+        routine: false,
         programs: &[&O2POLL],
         tshark: false,
         judge: output,
