@@ -151,7 +151,7 @@ pub(crate) const CASES: &[Case] = &[
         },
         says: "a cut of 5 s costs time only; a longer one, or a peer that restarts, ends transfers with an error that has a \
                name, and whoever lives serves and asks again",
-        routine: true,
+        routine: false,
         programs: &[&O2POLL],
         tshark: false,
         judge: output,
