@@ -74,18 +74,19 @@ else
     tell cut.1
     ends cut 0 5
     echo "after the cut of 5 s status $status" >"$DIR/remark"
-    # What was written died with the target.
+    # What was written died with the target. It connects again; on rxe transfers over a queue pair that has failed once and
+    # was reset may still time out.
     run killed 50 5 60 false
     tell kill
     notices killed
-    ends killed 0
+    ends killed 0 5
     await again 120
     run long 20 5 60 true
     tell cut.2
     notices long
     tell noticed
     ends long 0 5
-    grep -q "10.9.0.2@o2ib made 1 lost connection again" "$DIR/initiator.killed" || fail "it has not connected again"
+    grep -q "10.9.0.2@o2ib made [0-9]* lost connections\? again" "$DIR/initiator.killed" || fail "it has not connected again"
     run last 5 5 0 true
     sleep 1
     tell cut.3
