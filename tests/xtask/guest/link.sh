@@ -93,7 +93,8 @@ else
     ends last 5
     tell ended
     await mended 60
-    run mended 1 5 0 true
+    # The manager of a kernel sends a REQ that was lost again after more than four seconds.
+    run mended 1 20 60 true
     ends mended 0
     tell done
     after=$(resources)
