@@ -17,7 +17,6 @@ pub(crate) struct Maps {
     batch: Vec<Window>,
     /// Lists that no window has: they are lent for good, and used again.
     lists: Vec<&'static mut [Sge]>,
-    tag: u8,
 }
 
 impl Maps {
@@ -40,10 +39,9 @@ impl Maps {
         for (place, piece) in list.iter_mut().zip(self.pieces.drain(..)) {
             *place = piece;
         }
-        // A device's next window in the same place has another key: the old one comes back after 256 of them.
-        self.tag = self.tag.wrapping_add(1);
+        // The device names its key: a dead one comes back after 256 in the same place.
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
-        let window = Window::new(PROTECTION_DOMAIN).with_tag(self.tag);
+        let window = Window::new(PROTECTION_DOMAIN);
         Order::Mapped {
             window: window.over(list, count, rights, base),
             of,

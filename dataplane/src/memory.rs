@@ -347,8 +347,8 @@ impl<'a> PageList<'a> {
             };
             let to = ptr::with_exposed_provenance_mut::<u8>(address(piece));
             let from = ptr::with_exposed_provenance::<u8>(address(source));
-            // SAFETY: `piece` is a part of a range this list owns; `&mut self` keeps others out. The source begins
-            // `at + copied` bytes into the other range, and `at + copied + piece.length` is at most its length, since
+            // SAFETY: `piece` is a part of a range this list owns or shares: `&mut self` keeps references out, and of a
+            // shared range nobody has one. The source begins `at + copied` bytes into the other range, and `at + copied + piece.length` is at most its length, since
             // the pieces of the slice are `length` bytes together. Both were exposed by `Range::new`.
             unsafe { copier.copy(to, from, piece.length as usize) };
             copied = copied.wrapping_add(piece.length);
@@ -366,8 +366,9 @@ impl<'a> PageList<'a> {
                 break;
             };
             let from = ptr::with_exposed_provenance::<u8>(address(piece));
-            // SAFETY: a piece of a range this list owns or shares, as long as `head`, and not written by anybody in this
-            // core.
+            // SAFETY: a piece of a range this list owns or shares, as long as `head`, both valid for as long as the list
+            // is. Nobody in this core writes to it. Other cores may, where it is shared, as a device may under a live
+            // key: then what is read is theirs to say, and nothing here depends on it.
             unsafe { ptr::copy(from, head.as_mut_ptr(), head.len()) };
             copied = copied.saturating_add(head.len());
             rest = tail;

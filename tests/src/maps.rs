@@ -32,7 +32,6 @@ pub struct Maps {
     /// Batches that are not answered yet.
     flushed: usize,
     lists: Vec<&'static mut [Sge]>,
-    tag: u8,
 }
 
 impl Maps {
@@ -82,9 +81,8 @@ impl Maps {
             list[0].length = 0;
         }
         self.made += 1;
-        self.tag = self.tag.wrapping_add(1);
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
-        let window = Window::new(0).with_tag(self.tag);
+        let window = Window::new(0);
         Some(Order::Mapped {
             window: window.over(list, pieces.len(), rights, base),
             of,

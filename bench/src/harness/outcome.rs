@@ -76,7 +76,7 @@ pub struct Outcome {
     /// Per operation, in nanoseconds.
     pub ns: Summary,
     /// Its samples over the first contender's, taken in the same turn; those with a core taken away are left out, unless
-    /// fewer than [`LEAST_BLOCKS`](super::LEAST_BLOCKS) would be left.
+    /// fewer than 30 would be left.
     pub paired: Option<Ratio>,
     /// Whatever else it tells of itself.
     pub figures: Vec<Figure>,

@@ -149,7 +149,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         } else {
             self.counters.peer_transfers.add(1);
         }
-        // What its peer may still write must not reach the next transfer.
+        // Whose peer may still write has the next transfer of this memory go by another key. The old one is live until its
+        // batch is unmapped.
         let is_quiet =
             transfer.abandoned.is_none() && transfer.outcome != Err(Error::ConnectionClosed);
         let mapping = transfer.mapping.take();

@@ -240,17 +240,20 @@ impl<N: Nic> Poller<'_, N> {
     }
 
     /// The control side has ended a batch.
-    pub(super) fn unmapped(&mut self) {
+    pub(super) const fn unmapped(&mut self) {
         self.mappings.unmapped();
-        self.note_mappings();
     }
 
-    /// Sends unused mappings to the control side, some per poll, when a batch is due.
+    /// Sends unused mappings to the control side, some per poll, when a batch is due; and frees those of an ended one,
+    /// some per poll, too.
     pub(super) fn unmap(&mut self) -> u32 {
         // At the end, when no transfer can come any more.
         let end = self.stopping && self.transfers.is_empty();
+        let mut work = self.mappings.free(PER_POLL);
+        if work != 0 {
+            self.note_mappings();
+        }
         self.mappings.begin(end);
-        let mut work = 0_u32;
         // The last place is for the end of the batch.
         while self.mappings.is_filling() && work < PER_POLL && self.ends.reports.free() > 1 {
             work = work.saturating_add(1);
@@ -280,7 +283,7 @@ impl<N: Nic> Poller<'_, N> {
     }
 }
 
-/// Most mappings of a batch that one poll looks at.
+/// Most mappings of a batch that one poll looks at, or frees.
 const PER_POLL: u32 = 32;
 
 /// The longest list, its [`Report::Map`], and one to spare.

@@ -198,7 +198,8 @@ pub struct Storage<'a> {
     /// The free ring of windows.
     pub regions: &'a mut [Option<Descriptor>],
     /// Staging buffers of [`STAGE_BYTES`], all present at the start, registered with the device; each begins on a
-    /// page; on a device with page lists too short for one, on as large a one as makes them do. Exposed ones serve a device that has nothing but the arena's key.
+    /// page; on a device with page lists too short for one, on as large a one as makes them do. Exposed ones serve a
+    /// device that has nothing but the arena's key.
     pub staging: &'a mut [Option<Range<'a>>],
     /// The pool of mappings.
     pub mappings: &'a mut [Slot<Mapping>],

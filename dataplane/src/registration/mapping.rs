@@ -114,6 +114,8 @@ enum Batch {
     },
     /// The control side has all of it.
     Sent,
+    /// Every key of it is dead; its places are still to be freed.
+    Ended,
 }
 
 /// The mappings of a core, over lent slices.
@@ -396,19 +398,35 @@ impl<'a> Mappings<'a> {
     }
 
     /// The control side has ended every mapping of the batch.
-    pub fn unmapped(&mut self) {
-        if self.batch != Batch::Sent {
-            return;
+    pub const fn unmapped(&mut self) {
+        if matches!(self.batch, Batch::Sent) {
+            self.batch = Batch::Ended;
         }
-        while let Some(mapping) = self.slots.pop_front(&mut self.dying) {
+    }
+
+    /// Frees the places of an ended batch, `most` of them at a time; how many.
+    pub fn free(&mut self, most: u32) -> u32 {
+        if self.batch != Batch::Ended {
+            return 0;
+        }
+        let mut freed = 0_u32;
+        while freed < most
+            && let Some(mapping) = self.slots.pop_front(&mut self.dying)
+        {
+            freed = freed.wrapping_add(1);
             self.live = self.live.saturating_sub(1);
             if self.slots.get(mapping).is_some_and(|state| state.told) {
                 self.exposed = self.exposed.saturating_sub(1);
             }
             self.slots.discard(mapping);
         }
-        self.batch = Batch::None;
+        if self.dying.is_empty() {
+            self.batch = Batch::None;
+            // Whoever was short looks again, and says so again.
+            self.short = false;
+        }
         self.moved();
+        freed
     }
 
     /// Whether one more may be used.
@@ -567,6 +585,7 @@ mod tests {
                 }
             }
             pool.unmapped();
+            pool.free(u32::MAX);
         }
         gone
     }
@@ -614,8 +633,12 @@ mod tests {
         // What is with the control side is found no more.
         let other = pool.claim(Owner::Stage, &piece(0), true, false);
         assert_eq!(other, Claim::Short, "nor asked for, where that may not be");
+        assert_eq!(pool.free(1), 0, "their keys are alive");
         pool.unmapped();
+        assert_eq!((pool.free(1), pool.len()), (1, 2), "one by one");
+        assert!(!pool.begin(true), "one batch at a time");
         pool.unmapped();
+        assert_eq!((pool.free(7), pool.free(7)), (1, 0));
         assert_eq!((pool.len(), pool.used()), (1, 1));
         pool.release(all[1], true);
         assert_eq!(flush(&mut pool, true), [1]);
@@ -648,6 +671,33 @@ mod tests {
         pool.release(third, false);
         pool.release(fourth, true);
         assert_eq!(flush(&mut pool, true), [2, 3]);
+    }
+
+    /// Who looks while the batch is away sees a full pool, but the batch is on its way already.
+    #[test]
+    fn who_is_short_while_a_batch_is_away_does_not_have_the_next_flushed() {
+        let (mut slots, mut sets) = places(2, 2);
+        let mut pool = Mappings::new(&mut slots, &mut sets, 2, true);
+        let first = make(&mut pool, 0, true);
+        let peers = make(&mut pool, 1, false);
+        pool.release(first, true);
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(2), true, true),
+            Claim::Short
+        );
+        assert!(pool.begin(false));
+        while pool.is_filling() {
+            pool.next_unused();
+        }
+        assert_eq!(
+            pool.claim(Owner::Stage, &piece(2), true, true),
+            Claim::Short
+        );
+        pool.unmapped();
+        pool.free(8);
+        make(&mut pool, 2, true);
+        pool.release(peers, true);
+        assert!(!pool.begin(false), "nobody is short now");
     }
 
     #[test]

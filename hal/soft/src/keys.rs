@@ -38,7 +38,8 @@ impl Window {
         }
     }
 
-    /// With the tag that its key was last used with; if it is mapped, with the tag that its key has.
+    /// With the tag that its key was last used with; if it is mapped, with the tag that its key has. In a place of the
+    /// device that had a key before, that one's tag counts: a dead key does not come back with the next window.
     #[must_use]
     pub const fn with_tag(self, tag: u8) -> Self {
         Self {
@@ -48,11 +49,11 @@ impl Window {
         }
     }
 
-    /// With a key over all bytes of the first `count` ranges, laid end to end from `base` on, which is live from the window's
-    /// adoption until it is retired: what `ibv_reg_mr` does on a control thread. The device refuses to adopt it if it
-    /// has no [`Mechanisms::MAPPINGS`], if the ranges are none, fewer than `count`, more pages than its `max_pages`, or not of its memory and
-    /// protection domain, if one is empty, and if there is a hole within a page: only the first may begin, and only the
-    /// last may end there, and neighbours that touch are one.
+    /// With a key over all bytes of the first `count` ranges, laid end to end from `base` on, which is live from the
+    /// window's adoption until it is retired: what an FMR is. The device refuses to adopt it if it has no
+    /// [`Mechanisms::MAPPINGS`], if the ranges are none, fewer than `count`, more pages than its `max_pages`, or not of
+    /// its memory and protection domain, if one is empty, and if there is a hole within a page: only the first may
+    /// begin, and only the last may end there, and neighbours that touch are one.
     #[must_use]
     pub const fn over(
         self,
@@ -110,6 +111,8 @@ pub struct RegionSlot {
     mappings: [Option<Mapping>; 2],
     /// Which of the two lists is the live one.
     flipped: bool,
+    /// The tag of the last key here, while there is no window.
+    last: Option<u8>,
 }
 
 /// A queue pair, as the checks see it.
@@ -196,18 +199,24 @@ impl<'a> Keys<'a> {
     #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 windows")]
     pub(crate) fn adopt(
         &mut self,
-        window: Window,
+        mut window: Window,
         capabilities: &Capabilities,
     ) -> Result<(Region, RKey), Window> {
         let vacant = self
             .regions
             .iter()
-            .position(|slot| slot.window.is_none())
-            .map(|index| index as u32);
-        let Some(index) = vacant else {
+            .enumerate()
+            .find(|(_, slot)| slot.window.is_none())
+            .map(|(index, slot)| (index as u32, slot.last));
+        let Some((index, last)) = vacant else {
             return Err(window);
         };
-        let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(window.tag));
+        let tag = match last {
+            None => window.tag,
+            // A mapping has a key of its own, which nobody was told before.
+            Some(last) => last.wrapping_add(u8::from(window.mapped.is_some())),
+        };
+        let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(tag));
         let mut live = None;
         if let Some(mapped) = &window.mapped {
             live = self.map(Region(index), key, window.pd, mapped, capabilities);
@@ -218,10 +227,11 @@ impl<'a> Keys<'a> {
         let Some(slot) = self.regions.get_mut(index as usize) else {
             return Err(window);
         };
+        window.tag = tag;
         *slot = RegionSlot {
             window: Some(window),
             mappings: [live, None],
-            flipped: false,
+            ..RegionSlot::default()
         };
         Ok((Region(index), key))
     }
@@ -273,9 +283,12 @@ impl<'a> Keys<'a> {
 
     pub(crate) fn retire(&mut self, region: Region) -> Option<Window> {
         let slot = self.regions.get_mut(region.0 as usize)?;
-        let window = slot.window.take();
-        *slot = RegionSlot::default();
-        window
+        let window = slot.window.take()?;
+        *slot = RegionSlot {
+            last: Some(window.tag),
+            ..RegionSlot::default()
+        };
+        Some(window)
     }
 
     /// Keys that would let somebody in.

@@ -74,25 +74,27 @@ else
     tell cut.1
     ends cut 0 5
     echo "after the cut of 5 s status $status" >"$DIR/remark"
-    # What was written died with the target.
+    # What was written died with the target. It connects again; transfers may still time out, since 5 s are less than rxe's
+    # retransmission sometimes takes here (a queue pair made anew does no better than one that was reset).
     run killed 50 5 60 false
     tell kill
     notices killed
-    ends killed 0
+    ends killed 0 5
     await again 120
     run long 20 5 60 true
     tell cut.2
     notices long
     tell noticed
     ends long 0 5
-    grep -q "10.9.0.2@o2ib made 1 lost connection again" "$DIR/initiator.killed" || fail "it has not connected again"
+    grep -q "10.9.0.2@o2ib made [0-9]* lost connections\? again" "$DIR/initiator.killed" || fail "it has not connected again"
     run last 5 5 0 true
     sleep 1
     tell cut.3
     ends last 5
     tell ended
     await mended 60
-    run mended 1 5 0 true
+    # The manager of a kernel sends a REQ that was lost again after more than four seconds.
+    run mended 1 20 60 true
     ends mended 0
     tell done
     after=$(resources)

@@ -165,6 +165,29 @@ pub fn a_retired_mapping_opens_nothing<T: Bench>() {
     world.assert_write_refused(Main, (0, 1), old.at(0));
 }
 
+/// However the control side numbers its windows.
+pub fn a_dead_mapping_does_not_come_back_with_the_256th_after_it<T: Bench>() {
+    for between in [0, 1, 253, 254, 255] {
+        let Some(mut world) = fresh::<T>() else {
+            return;
+        };
+        let base = base(&mut world);
+        let list = ranges(&world, &[(0, 100)]);
+        let old = world.map(A, Main, &list, WRITE, base);
+        assert!(world.kill(A, Main, old));
+        // One has its place while others come and go in the next.
+        let first = world.map(A, Main, &list, WRITE, base);
+        for _ in 0..between {
+            let other = world.map(A, Main, &list, WRITE, base);
+            assert_ne!(other.key, old.key);
+            assert!(world.kill(A, Main, other));
+        }
+        assert!(world.kill(A, Main, first));
+        let new = world.map(A, Main, &list, WRITE, base);
+        assert!(new.key != old.key && new.key != first.key, "{between}");
+    }
+}
+
 pub fn only_the_control_side_ends_a_mapping<T: Bench>() {
     let Some(mut world) = fresh::<T>() else {
         return;

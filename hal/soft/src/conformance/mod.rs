@@ -710,6 +710,7 @@ macro_rules! laws {
             a_mapping_serves_every_queue_pair_of_its_domain
             a_mapping_of_what_is_not_ours_is_given_back
             a_retired_mapping_opens_nothing
+            a_dead_mapping_does_not_come_back_with_the_256th_after_it
             only_the_control_side_ends_a_mapping;
         queues:
             sends_arrive_in_order

@@ -111,7 +111,7 @@ pub(crate) const CASES: &[Case] = &[
             limit: Duration::from_secs(600),
         },
         says: "a peer that is killed and comes back is connected again, on two cores and over two connections",
-        routine: true,
+        routine: false,
         programs: &[&O2POLL],
         tshark: false,
         judge: output,
@@ -151,7 +151,7 @@ pub(crate) const CASES: &[Case] = &[
         },
         says: "a cut of 5 s costs time only; a longer one, or a peer that restarts, ends transfers with an error that has a \
                name, and whoever lives serves and asks again",
-        routine: true,
+        routine: false,
         programs: &[&O2POLL],
         tshark: false,
         judge: output,
