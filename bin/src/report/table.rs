@@ -34,6 +34,9 @@ impl fmt::Display for Report {
         for line in &self.verifications {
             match (line.enabled, line.wrong) {
                 (false, _) => writeln!(f, "workload of {}: not verified", line.node)?,
+                (true, 0) if line.compared == 0 => {
+                    writeln!(f, "workload of {}: no GETs compared", line.node)?;
+                }
                 (true, 0) => writeln!(
                     f,
                     "workload of {}: {} GETs compared, ok",

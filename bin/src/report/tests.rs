@@ -167,6 +167,9 @@ fn the_table_says_what_was_wrong() {
     assert!(text.contains("tsc/transfer"), "{text}");
     assert!(!text.contains("MISMATCH"), "{text}");
     let mut report = report();
+    report.verifications[0].compared = 0;
+    assert!(report.to_string().contains("no GETs compared\n"));
+    report.verifications[0].compared = 500;
     report.digests[0].ok = false;
     report.verifications[0].wrong = 3;
     report.nodes[0].left_over = Some(vec![("windows", 2)]);
