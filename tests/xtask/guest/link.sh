@@ -87,7 +87,7 @@ else
     tell noticed
     ends long 0 5
     grep -q "10.9.0.2@o2ib made [0-9]* lost connections\? again" "$DIR/initiator.killed" || fail "it has not connected again"
-    run last 5 5 0 true
+    run last 5 15 0 true
     sleep 1
     tell cut.3
     ends last 5
