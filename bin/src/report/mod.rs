@@ -379,7 +379,7 @@ impl Report {
             compared: workload.verified,
             wrong: workload.wrong,
             wrong_bytes: workload.wrong_bytes,
-            failed: workload.failed,
+            failed: workload.failures().map_or(0, |(failed, _)| failed),
         });
         let span = &workload.span;
         if span.transfers() != 0 {
@@ -397,10 +397,9 @@ impl Report {
             }
         }
         self.add_repeats(node, peer, "workload", workload.repeated);
-        if let Some(error) = workload.failure {
+        if let Some((failed, error)) = workload.failures() {
             self.failures.push(format!(
-                "{node}: {} transfers of the workload failed, the first: {error}",
-                workload.failed
+                "{node}: {failed} transfers of the workload failed, the first: {error}",
             ));
         }
     }

@@ -364,6 +364,15 @@ impl Workload {
         }
     }
 
+    /// How many transfers have failed, and the first error: those too that failed with their connection and that the end
+    /// came before they were made again.
+    #[must_use]
+    pub fn failures(&self) -> Option<(u64, Error)> {
+        let left = self.slots.iter().filter(|slot| slot.again).count();
+        let failed = self.failed + left as u64;
+        (failed != 0).then(|| (failed, self.failure.unwrap_or(Error::ConnectionClosed)))
+    }
+
     fn ended(&mut self, event: Event<'static>, links: &mut Links, turn: Turn) {
         let Event::Done {
             token,
