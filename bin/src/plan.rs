@@ -190,11 +190,13 @@ impl Plan {
             .flat_map(config::Export::pieces)
             .map(|piece| piece.length as usize);
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
-        // One more, to begin on a boundary of their length.
+        // One more, to begin on a boundary of their length, where they may go by page lists. What a window covers lies anywhere.
+        let lists = Mechanisms::PAGES | Mechanisms::MAPPINGS;
+        let aligns = self.profile.capabilities.mechanisms.intersects(lists);
         let staging = match sizes.staging {
             0 => 0,
             buffers => buffers
-                .saturating_add(1)
+                .saturating_add(usize::from(aligns))
                 .saturating_mul(STAGE_BYTES as usize),
         };
         let paged = |sum: usize, bytes: usize| sum.saturating_add(bytes.saturating_add(PAGE));

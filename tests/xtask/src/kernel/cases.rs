@@ -177,7 +177,7 @@ pub(crate) const CASES: &[Case] = &[
             limit: Duration::from_secs(480),
         },
         says: "a port that goes down, a device that is taken away and missing rights are told in plain words, and kill nobody",
-        routine: true,
+        routine: false,
         programs: &[&O2POLL],
         tshark: false,
         judge: output,
