@@ -333,16 +333,7 @@ impl<A: Application, B: Backend> Seat<A, B> {
         let mut messages = Some(take(plan.needs.messages, Rights::LOCAL_WRITE)?);
         let mut staging = match plan.needs.staging {
             0 => None,
-            bytes
-                if bytes
-                    > plan
-                        .needs
-                        .sizes
-                        .staging
-                        .saturating_mul(STAGE_BYTES as usize) =>
-            {
-                on_boundary(take(bytes, open)?)
-            }
+            bytes if plan.needs.aligns_staging => on_boundary(take(bytes, open)?),
             bytes => Some(take(bytes, open)?),
         };
         let sizes = plan.needs.sizes;

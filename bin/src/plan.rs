@@ -192,11 +192,11 @@ impl Plan {
         let messages = sizes.messages.saturating_mul(MESSAGE_BYTES);
         // One more, to begin on a boundary of their length, where they may go by page lists. What a window covers lies anywhere.
         let lists = Mechanisms::PAGES | Mechanisms::MAPPINGS;
-        let aligns = self.profile.capabilities.mechanisms.intersects(lists);
+        let aligns_staging = self.profile.capabilities.mechanisms.intersects(lists);
         let staging = match sizes.staging {
             0 => 0,
             buffers => buffers
-                .saturating_add(usize::from(aligns))
+                .saturating_add(usize::from(aligns_staging))
                 .saturating_mul(STAGE_BYTES as usize),
         };
         let paged = |sum: usize, bytes: usize| sum.saturating_add(bytes.saturating_add(PAGE));
@@ -211,6 +211,7 @@ impl Plan {
             device,
             messages,
             staging,
+            aligns_staging,
             own_bytes,
             bytes,
         })
@@ -228,6 +229,8 @@ pub(crate) struct Needs {
     pub(crate) messages: usize,
     /// Bytes of staging buffers, and what it takes to begin them on a boundary.
     pub(crate) staging: usize,
+    /// They begin on a boundary of their length.
+    pub(crate) aligns_staging: bool,
     /// Bytes of its arena, if it is not the node's first core.
     pub(crate) own_bytes: usize,
     /// Bytes of the first core's arena, exported files aside.
