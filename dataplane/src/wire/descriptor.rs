@@ -122,7 +122,7 @@ impl<'m> Descriptor<'m> {
     }
 
     /// Reads one of `body`, which starts `offset` bytes into the message and ends with it.
-    pub(super) fn decode<O: zerocopy::ByteOrder>(
+    pub(super) fn decode<O: zerocopy::ByteOrder + 'static>(
         body: &'m [u8],
         offset: u16,
         order: ByteOrder,

@@ -5,12 +5,12 @@
 use core::mem::size_of_val;
 
 use zerocopy::byteorder::{I32, U16, U32, U64};
-use zerocopy::{ByteOrder, FromBytes, Immutable, IntoBytes, Unaligned};
+use zerocopy::{ByteOrder, FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use super::TooLong;
 
 /// What stands in this place whatever the version.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Start<O: ByteOrder> {
     pub(super) magic: U32<O>,
@@ -18,7 +18,7 @@ pub(super) struct Start<O: ByteOrder> {
 }
 
 /// Header of every message.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Head<O: ByteOrder> {
     pub(super) start: Start<O>,
@@ -32,8 +32,16 @@ pub(super) struct Head<O: ByteOrder> {
     pub(super) dststamp: U64<O>,
 }
 
+/// A whole IMMEDIATE but for its payload.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Immediate<O: ByteOrder> {
+    pub(super) head: Head<O>,
+    pub(super) lnet: Lnet,
+}
+
 /// Body of CONNREQ and CONNACK, end of a reject record.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct ConnParams<O: ByteOrder> {
     pub(super) queue_depth: U16<O>,
@@ -42,7 +50,7 @@ pub(super) struct ConnParams<O: ByteOrder> {
 }
 
 /// A whole CONNREQ or CONNACK.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Conn<O: ByteOrder> {
     pub(super) head: Head<O>,
@@ -50,7 +58,7 @@ pub(super) struct Conn<O: ByteOrder> {
 }
 
 /// Body of PUT_NAK, PUT_DONE, GET_DONE.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Completion<O: ByteOrder> {
     pub(super) cookie: [u8; 8],
@@ -58,7 +66,7 @@ pub(super) struct Completion<O: ByteOrder> {
 }
 
 /// What precedes the fragments of a descriptor.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Descriptor<O: ByteOrder> {
     pub(super) key: U32<O>,
@@ -66,7 +74,7 @@ pub(super) struct Descriptor<O: ByteOrder> {
 }
 
 /// One fragment.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Fragment<O: ByteOrder> {
     pub(super) nob: U32<O>,
@@ -74,7 +82,7 @@ pub(super) struct Fragment<O: ByteOrder> {
 }
 
 /// A reject record.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Reject<O: ByteOrder> {
     pub(super) begin: RejectStart<O>,
@@ -84,7 +92,7 @@ pub(super) struct Reject<O: ByteOrder> {
 }
 
 /// All that a version 1 reject record has.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct RejectStart<O: ByteOrder> {
     pub(super) start: Start<O>,
@@ -92,7 +100,7 @@ pub(super) struct RejectStart<O: ByteOrder> {
 }
 
 /// Common part of the LNet header.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Lnet {
     pub(super) dest_nid: Le64,
@@ -105,7 +113,7 @@ pub(super) struct Lnet {
 }
 
 /// LNet ACK.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct LnetAck {
     pub(super) dst_wmd: [u8; 16],
@@ -114,7 +122,7 @@ pub(super) struct LnetAck {
 }
 
 /// LNet PUT.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct LnetPut {
     pub(super) ack_wmd: [u8; 16],
@@ -125,7 +133,7 @@ pub(super) struct LnetPut {
 }
 
 /// LNet GET.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct LnetGet {
     pub(super) return_wmd: [u8; 16],
@@ -136,7 +144,7 @@ pub(super) struct LnetGet {
 }
 
 /// LNet HELLO.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct LnetHello {
     pub(super) incarnation: Le64,
@@ -144,7 +152,7 @@ pub(super) struct LnetHello {
 }
 
 /// Start of a ping info.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct Ping<O: ByteOrder> {
     pub(super) magic: U32<O>,
@@ -154,7 +162,7 @@ pub(super) struct Ping<O: ByteOrder> {
 }
 
 /// The ping info of a node with one interface.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct PingPlain<O: ByteOrder> {
     pub(super) start: Ping<O>,
@@ -163,7 +171,7 @@ pub(super) struct PingPlain<O: ByteOrder> {
 }
 
 /// One interface in a ping info.
-#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, Unaligned)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(super) struct PingEntry<O: ByteOrder> {
     pub(super) nid: U64<O>,
@@ -182,8 +190,9 @@ pub(super) fn put<'t, T: IntoBytes + Immutable + ?Sized>(
 }
 
 /// The view at the start of `from`, and what is left behind it.
-pub(super) fn take<T: FromBytes>(from: &[u8]) -> Option<(T, &[u8])> {
-    T::read_from_prefix(from).ok()
+#[inline]
+pub(super) fn take<T: FromBytes + KnownLayout + Immutable>(from: &[u8]) -> Option<(&T, &[u8])> {
+    T::ref_from_prefix(from).ok()
 }
 
 pub(super) type Le32 = U32<zerocopy::LittleEndian>;

@@ -1,7 +1,9 @@
 //! The LNet header: 72 bytes, little-endian whoever sends it.
 
-use super::layout::{self, Lnet, put, take};
-use super::{Nid, Pid, TooLong, WireError};
+use zerocopy::{Immutable, IntoBytes};
+
+use super::layout::{self, Lnet, take};
+use super::{Nid, Pid, WireError};
 
 /// Bytes of a header.
 pub const HEADER_BYTES: usize = 72;
@@ -112,6 +114,7 @@ impl Header {
     /// # Errors
     /// [`ShortBody`](WireError::ShortBody), [`LnetType`](WireError::LnetType),
     /// [`LnetPayload`](WireError::LnetPayload), [`LnetTooLong`](WireError::LnetTooLong).
+    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
         let (view, _) = take::<Lnet>(bytes).ok_or(WireError::ShortBody)?;
         let payload_length = view.payload_length.get();
@@ -144,73 +147,18 @@ impl Header {
         }
     }
 
-    /// Writes the header; what of `to` is left behind it. The unused end of the body is zeroed.
-    pub(super) fn encode<'t>(&self, to: &'t mut [u8]) -> Result<&'t mut [u8], TooLong> {
-        let mut view = Lnet {
+    /// The header as it goes out. The unused end of the body is zero.
+    #[inline]
+    pub(super) fn raw(&self) -> Lnet {
+        Lnet {
             dest_nid: self.destination.0.into(),
             src_nid: self.source.0.into(),
             dest_pid: self.destination_pid.0.into(),
             src_pid: self.source_pid.0.into(),
             kind: self.body.kind().into(),
             payload_length: self.payload_length.into(),
-            body: [0; 40],
-        };
-        let at = &mut view.body;
-        match self.body {
-            Body::Ack {
-                handle,
-                match_bits,
-                length,
-            } => put(
-                &layout::LnetAck {
-                    dst_wmd: handle.0,
-                    match_bits: match_bits.into(),
-                    mlength: length.into(),
-                },
-                at,
-            )?,
-            Body::Put {
-                ack,
-                match_bits,
-                hdr_data,
-                portal,
-                offset,
-            } => put(
-                &layout::LnetPut {
-                    ack_wmd: ack.0,
-                    match_bits: match_bits.into(),
-                    hdr_data: hdr_data.into(),
-                    ptl_index: portal.into(),
-                    offset: offset.into(),
-                },
-                at,
-            )?,
-            Body::Get {
-                reply,
-                match_bits,
-                portal,
-                offset,
-                sink_length,
-            } => put(
-                &layout::LnetGet {
-                    return_wmd: reply.0,
-                    match_bits: match_bits.into(),
-                    ptl_index: portal.into(),
-                    src_offset: offset.into(),
-                    sink_length: sink_length.into(),
-                },
-                at,
-            )?,
-            Body::Reply { handle } => put(&handle.0, at)?,
-            Body::Hello { incarnation, kind } => put(
-                &layout::LnetHello {
-                    incarnation: incarnation.into(),
-                    kind: kind.into(),
-                },
-                at,
-            )?,
-        };
-        put(&view, to)
+            body: self.body.raw(),
+        }
     }
 }
 
@@ -227,6 +175,52 @@ impl Body {
         }
     }
 
+    #[inline]
+    fn raw(&self) -> [u8; 40] {
+        match *self {
+            Self::Ack {
+                handle,
+                match_bits,
+                length,
+            } => padded(&layout::LnetAck {
+                dst_wmd: handle.0,
+                match_bits: match_bits.into(),
+                mlength: length.into(),
+            }),
+            Self::Put {
+                ack,
+                match_bits,
+                hdr_data,
+                portal,
+                offset,
+            } => padded(&layout::LnetPut {
+                ack_wmd: ack.0,
+                match_bits: match_bits.into(),
+                hdr_data: hdr_data.into(),
+                ptl_index: portal.into(),
+                offset: offset.into(),
+            }),
+            Self::Get {
+                reply,
+                match_bits,
+                portal,
+                offset,
+                sink_length,
+            } => padded(&layout::LnetGet {
+                return_wmd: reply.0,
+                match_bits: match_bits.into(),
+                ptl_index: portal.into(),
+                src_offset: offset.into(),
+                sink_length: sink_length.into(),
+            }),
+            Self::Reply { handle } => padded(&handle.0),
+            Self::Hello { incarnation, kind } => padded(&layout::LnetHello {
+                incarnation: incarnation.into(),
+                kind: kind.into(),
+            }),
+        }
+    }
+
     /// Whether data may go with it.
     #[must_use]
     pub const fn has_payload(&self) -> bool {
@@ -234,6 +228,16 @@ impl Body {
     }
 }
 
+/// A body of less than 40 bytes, with zeros behind.
+#[inline]
+fn padded<T: IntoBytes + Immutable>(view: &T) -> [u8; 40] {
+    let mut body = [0; 40];
+    // None is longer.
+    let _ = view.write_to_prefix(&mut body);
+    body
+}
+
+#[inline]
 fn body(kind: u32, bytes: &[u8; 40]) -> Result<Body, WireError> {
     Ok(match kind {
         ACK => {

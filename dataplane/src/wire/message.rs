@@ -192,6 +192,7 @@ impl Body<'_> {
 ///
 /// # Errors
 /// [`TooLong`].
+#[inline]
 pub fn encode_immediate(
     envelope: &Envelope,
     header: &lnet::Header,
@@ -206,15 +207,16 @@ pub fn encode_immediate(
         return Err(TooLong);
     }
     let nob = IMMEDIATE_BYTES.wrapping_add(payload_length);
-    let rest = put(
-        &head::<zerocopy::NativeEndian>(envelope, IMMEDIATE, nob),
-        to,
-    )?;
-    header.encode(rest)?;
+    if let Some(at) = to.first_chunk_mut::<{ IMMEDIATE_BYTES as usize }>() {
+        *at = zerocopy::transmute!(layout::Immediate::<zerocopy::NativeEndian> {
+            head: head(envelope, IMMEDIATE, nob),
+            lnet: header.raw(),
+        });
+    }
     Ok(nob)
 }
 
-fn decode<O: zerocopy::ByteOrder>(
+fn decode<O: zerocopy::ByteOrder + 'static>(
     bytes: &[u8],
     order: ByteOrder,
 ) -> Result<(Message<'_>, Encoding), WireError> {
@@ -315,13 +317,13 @@ fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Resul
             if !header.is_legal() || header.payload_length as usize != payload.len() {
                 return Err(TooLong);
             }
-            put(*payload, header.encode(body_at)?)?
+            put(*payload, put(&header.raw(), body_at)?)?
         }
         Body::PutReq { header, cookie } => {
             if !header.is_legal() || !header.body.has_payload() {
                 return Err(TooLong);
             }
-            put(&cookie.to_ne_bytes(), header.encode(body_at)?)?
+            put(&cookie.to_ne_bytes(), put(&header.raw(), body_at)?)?
         }
         Body::PutAck {
             source_cookie,
@@ -340,7 +342,7 @@ fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Resul
             let (true, lnet::Body::Get { .. }) = (header.is_legal(), header.body) else {
                 return Err(TooLong);
             };
-            let rest = put(&cookie.to_ne_bytes(), header.encode(body_at)?)?;
+            let rest = put(&cookie.to_ne_bytes(), put(&header.raw(), body_at)?)?;
             sink.encode::<O>(rest)?
         }
         Body::PutNak(done) | Body::PutDone(done) | Body::GetDone(done) => {

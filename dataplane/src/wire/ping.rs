@@ -204,7 +204,7 @@ pub fn encode(features: Features, pid: Pid, sequence: u32, nid: Nid) -> [u8; BYT
     })
 }
 
-fn decode<O: zerocopy::ByteOrder>(
+fn decode<O: zerocopy::ByteOrder + 'static>(
     bytes: &[u8],
     order: ByteOrder,
 ) -> Result<PingInfo<'_>, PingError> {
