@@ -316,6 +316,12 @@ impl Connection<'_> {
         self.head.wrapping_sub(self.tail)
     }
 
+    /// Whether there is a share of the queue pair for one more transfer of ours.
+    #[must_use]
+    pub fn has_own_share(&self) -> bool {
+        self.state == State::Established && self.own < self.terms.queue_depth
+    }
+
     /// Whether incoming messages are taken.
     #[must_use]
     pub const fn takes_messages(&self) -> bool {

@@ -737,6 +737,14 @@ pub struct Transfer<'a> {
     pub(crate) admitted: bool,
 }
 
+impl Transfer<'_> {
+    /// Something of it is on the send queue. Nothing is to be done then but to wait.
+    #[inline]
+    pub(crate) const fn posted(&mut self, input: Input) {
+        (self.phase, _) = step(self.phase, input);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{Input, Phase, Step, step};

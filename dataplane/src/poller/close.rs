@@ -16,7 +16,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.transfers.get(handle) else {
             return;
         };
-        let (queued, window) = (state.queued, state.window.as_ref());
+        let (queued, is_sink) = (state.queued, state.role == Role::Sink);
+        let window = state.window.as_ref();
         if window.is_some_and(crate::registration::Descriptor::needs_invalidate) {
             // Its REGISTER was taken, its message was not, and then its time was over: nobody was told the
             // key, and it must not be any more.
@@ -33,7 +34,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         if queued {
             self.unqueue(handle);
         }
-        if self.acknowledge(handle) {
+        if is_sink && self.acknowledge(handle) {
             return;
         }
         self.end(handle);
@@ -110,7 +111,12 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.
     pub(super) fn end(&mut self, handle: Handle) {
-        self.landed(handle);
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        if let Place::Entry { .. } = transfer.place {
+            self.landed(handle);
+        }
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };

@@ -67,13 +67,17 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         // Nothing is sent before the send stage, so that all of it may be taken off at once.
         state.tail = end;
+        let last = end.wrapping_sub(1);
         let mut at = tail;
-        while at != end {
+        while at != last {
             let each = self.record.get(connection, at);
             at = at.wrapping_add(1);
             if let Some((kind, handle)) = each.and_then(unpack) {
-                self.finished(kind, handle, failed && at == end);
+                self.finished(kind, handle, false);
             }
+        }
+        if let Some((kind, handle)) = unpack(id) {
+            self.finished(kind, handle, failed);
         }
         // Whoever waits for room on this send queue has it now, and keeps the connection listed.
         true
@@ -81,20 +85,13 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// One work request is off the send queue.
     fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
-        if kind == Kind::Noop {
-            let noop = self
-                .connections
-                .get_mut(handle)
-                .and_then(|state| state.noops.pop_front());
-            if let Some(posted) = noop {
-                self.messages.give(posted.completed());
+        match kind {
+            Kind::Noop => {
+                self.noop_finished(handle);
+                return;
             }
-            // The next may have waited for this one.
-            self.list(handle);
-            return;
-        }
-        if kind == Kind::Drain {
-            return;
+            Kind::Drain | Kind::Receive => return,
+            Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate | Kind::Fence => {}
         }
         let Some(state) = self.transfers.get_mut(handle) else {
             self.counters.stale_completions.add(1);
@@ -102,45 +99,57 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         state.in_flight = state.in_flight.saturating_sub(1);
         let empty = state.in_flight == 0;
-        let is_over = state.abandoned.is_some();
-        let (mut killed, mut fenced) = (false, false);
-        let is_sink = state.role.is_sink();
-        match kind {
-            Kind::Send => state.message = state.message.take().map(|message| message.home()),
-            Kind::Invalidate if !failed => {
-                if let Some(window) = &mut state.window {
-                    window.dead();
-                    killed = true;
-                }
-                // A source has no more use for it.
-                if !is_sink && let Some(window) = state.window.take() {
-                    self.windows.give(window, state.role.is_own());
-                }
-            }
-            Kind::Fence => fenced = !failed,
-            Kind::Invalidate
-            | Kind::Write
-            | Kind::Register
-            | Kind::Receive
-            | Kind::Noop
-            | Kind::Drain => {}
-        }
-        if killed {
-            self.counters.invalidations.add(1);
-            if is_sink {
-                self.key_died();
-            }
-        }
-        if killed || fenced {
-            self.died(handle);
+        if kind == Kind::Send {
+            state.message = state.message.take().map(|message| message.home());
+        } else if matches!(kind, Kind::Invalidate | Kind::Fence) && !failed {
+            self.key_finished(kind, handle);
         }
         if empty {
+            let is_over = self
+                .transfers
+                .get(handle)
+                .is_some_and(|state| state.abandoned.is_some());
             self.apply(handle, Input::Completed);
             // Its time ended while it was being sent: an ACK is no longer waited for.
             if is_over {
                 self.apply(handle, Input::Expired);
             }
         }
+    }
+
+    /// A transfer's key is dead by our own request, or all is done that was before its peer's.
+    fn key_finished(&mut self, kind: Kind, handle: Handle) {
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        let is_sink = state.role.is_sink();
+        if kind == Kind::Invalidate {
+            let Some(window) = &mut state.window else {
+                return;
+            };
+            window.dead();
+            // A source has no more use for it.
+            if !is_sink && let Some(window) = state.window.take() {
+                self.windows.give(window, state.role.is_own());
+            }
+            self.counters.invalidations.add(1);
+            if is_sink {
+                self.key_died();
+            }
+        }
+        self.died(handle);
+    }
+
+    fn noop_finished(&mut self, connection: Handle) {
+        let noop = self
+            .connections
+            .get_mut(connection)
+            .and_then(|state| state.noops.pop_front());
+        if let Some(posted) = noop {
+            self.messages.give(posted.completed());
+        }
+        // The next may have waited for this one.
+        self.list(connection);
     }
 
     /// A receive did not receive: flushed, or too small for what came.
@@ -176,10 +185,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let (phase, then) = crate::transfer::step(state.phase, input);
         state.phase = phase;
-        if !matches!(then, Step::Wait | Step::Ignore) {
-            let idle = state.in_flight == 0 && !state.queued;
-            let connection = state.connection;
-            self.act(connection, handle, idle, then);
+        match then {
+            Step::Wait | Step::Ignore => {}
+            Step::Finish => self.finish(handle),
+            _ => {
+                let idle = state.in_flight == 0 && !state.queued;
+                let connection = state.connection;
+                self.act(connection, handle, idle, then);
+            }
         }
         then
     }
@@ -210,6 +223,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.queued = true;
+        if transfer.bulk && !transfer.reserved && state.reserve.is_empty() {
+            transfer.reserved = state.credits.reserve();
+        }
         let queue = if transfer.bulk && !transfer.reserved {
             &mut state.reserve
         } else {

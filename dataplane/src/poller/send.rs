@@ -1,18 +1,129 @@
 //! What goes out: per connection first what kills keys, then answers, then what needs credits, then a
 //! NOOP; one doorbell for all of it.
 
-use super::record::{CHAIN, Chain, Link, Record, What};
-use super::sink::Cover;
-use super::{Poller, Received};
+use super::record::{CHAIN, Chain, Link, Record, What, Windows};
+use super::{Limits, Poller, Received};
 use crate::connection::{Connection, State};
-use crate::nic::{Nic, Qp, RKey, Remote, SendWr, WrId};
-use crate::pool::{Handle, Kind, pack};
+use crate::counters::Counters;
+use crate::nic::{Capabilities, Nic, Qp, RKey, Remote, SendWr, WrId};
+use crate::pool::{Handle, Kind, Pool, pack};
+use crate::portal::Attached;
+use crate::registration::{Mappings, Scratch};
 use crate::time::Instant;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
+use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message, ping};
 
-impl<N: Nic> Poller<'_, N> {
+/// What puts work requests of one transfer on the open chain: the device, and everything that is written down of
+/// them. The poller without its connections and transfers, so that both are looked up once for a whole step.
+pub(super) struct Desk<'p, 'a, N: Nic> {
+    pub(super) nic: &'p mut N,
+    pub(super) capabilities: &'p Capabilities,
+    pub(super) limits: &'p Limits,
+    pub(super) counters: &'a Counters,
+    pub(super) entries: &'p Pool<'a, Attached<'a>>,
+    pub(super) windows: &'p mut Windows<'a>,
+    pub(super) mappings: &'p mut Mappings<'a>,
+    pub(super) scratch: &'p mut Scratch,
+    pub(super) ping: &'p [u8; ping::BYTES],
+    pub(super) source_from: usize,
+    record: &'p mut Record<'a>,
+    chain: &'p mut Chain,
+    connection: Handle,
+    /// The transfer's.
+    pub(super) handle: Handle,
+    /// The transfer's, as its peer is told.
+    pub(super) cookie: u64,
+}
+
+impl<'a, N: Nic> Desk<'_, 'a, N> {
+    /// One work request of the transfer; `link` says how it was before.
+    #[inline]
+    pub(super) fn queue(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        link: Link,
+        id: WrId,
+        signalled: bool,
+        wr: SendWr<'_>,
+    ) {
+        self.nic.queue(state.qp, id, signalled, wr);
+        self.queued(state, transfer, link, id);
+    }
+
+    /// Writes down a work request that is on the device's chain.
+    #[inline]
+    pub(super) fn queued(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        link: Link,
+        id: WrId,
+    ) {
+        transfer.in_flight = transfer.in_flight.wrapping_add(1);
+        note(self.record, self.chain, self.connection, state, link, id);
+    }
+
+    /// How the transfer is now, for the work request that comes next.
+    #[inline]
+    pub(super) const fn link(&self, what: What, transfer: &Transfer<'_>) -> Link {
+        Link {
+            what,
+            handle: self.handle,
+            phase: transfer.phase,
+            cursor: transfer.cursor,
+        }
+    }
+
+    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
+    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
+    fn fence(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
+        let link = self.link(What::Fence, transfer);
+        let id = pack(Kind::Fence, self.handle);
+        let wr = SendWr::Write {
+            local: &[],
+            remote: Remote {
+                address: 0,
+                rkey: RKey(0),
+            },
+            imm: None,
+        };
+        self.queue(state, transfer, link, id, true, wr);
+    }
+}
+
+impl<'a, N: Nic> Poller<'a, N> {
+    /// A transfer, its connection, and what puts its work requests on the chain.
+    #[inline]
+    pub(super) fn desk(
+        &mut self,
+        connection: Handle,
+        handle: Handle,
+    ) -> Option<(Desk<'_, 'a, N>, &mut Connection<'a>, &mut Transfer<'a>)> {
+        let cookie = self.transfers.cookie(handle);
+        let state = self.connections.get_mut(connection)?;
+        let transfer = self.transfers.get_mut(handle)?;
+        let desk = Desk {
+            nic: &mut self.nic,
+            capabilities: &self.capabilities,
+            limits: &self.limits,
+            counters: self.counters,
+            entries: &self.entries,
+            windows: &mut self.windows,
+            mappings: &mut self.mappings,
+            scratch: &mut self.scratch,
+            ping: &self.ping,
+            source_from: self.source_from,
+            record: &mut self.record,
+            chain: &mut self.chain,
+            connection,
+            handle,
+            cookie,
+        };
+        Some((desk, state, transfer))
+    }
+
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
     pub(super) fn send(&mut self, now: Instant) -> u32 {
@@ -117,69 +228,76 @@ impl<N: Nic> Poller<'_, N> {
         }
     }
 
-    /// Gives transfers of ours their share of the queue pair, a buffer and a window: all or nothing.
+    /// Transfers of ours that wait, oldest first, as long as there is what they need.
     fn admit_waiting(&mut self, connection: Handle) {
         loop {
             let Some(state) = self.connections.get_mut(connection) else {
                 return;
             };
-            if state.state != State::Established || state.own >= state.terms.queue_depth {
+            if !state.has_own_share() {
                 return;
             }
-            let Some(handle) = self.transfers.front(&state.waiting) else {
+            let Some(handle) = self.transfers.pop_front(&mut state.waiting) else {
                 return;
             };
-            let Some(transfer) = self.transfers.get_mut(handle) else {
-                return;
-            };
-            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
-            // last window could be what the peer's own request waits for, and the REPLY behind that.
-            let is_sink = transfer.role == Role::Get && transfer.bulk;
-            let length = transfer.length;
-            let mut cover = Cover::default();
-            if self.messages.is_empty() {
+            if !self.admit_own(connection, handle) {
                 self.counters.waits.add(1);
+                if let Some(state) = self.connections.get_mut(connection) {
+                    self.transfers.push_front(&mut state.waiting, handle);
+                }
                 return;
             }
-            // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
-            if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
-                let Ok(mechanism) = self.choose_own(handle, length) else {
-                    self.counters.unmappable.add(1);
-                    if let Some(state) = self.connections.get_mut(connection) {
-                        self.transfers.pop_front(&mut state.waiting);
-                    }
-                    self.refuse_own(handle);
-                    continue;
+        }
+    }
+
+    /// Gives a transfer of ours, which is in no queue, its share of the queue pair, a buffer and a window: all or nothing.
+    /// False if it has to wait. That its connection has a share for it has been seen.
+    pub(super) fn admit_own(&mut self, connection: Handle, handle: Handle) -> bool {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return true;
+        };
+        if self.messages.is_empty() {
+            return false;
+        }
+        // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+        // last window could be what the peer's own request waits for, and the REPLY behind that.
+        let is_sink = transfer.role == Role::Get && transfer.bulk;
+        // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+        if transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD {
+            let length = transfer.length;
+            let Ok(mechanism) = self.choose_own(handle, length) else {
+                self.counters.unmappable.add(1);
+                self.refuse_own(handle);
+                return true;
+            };
+            if is_sink {
+                let Some(cover) = self.take_cover(connection, mechanism, length, true) else {
+                    return false;
                 };
-                if is_sink {
-                    let Some(taken) = self.take_cover(connection, mechanism, length, true) else {
-                        self.counters.waits.add(1);
-                        return;
-                    };
-                    cover = taken;
+                if let Some(transfer) = self.transfers.get_mut(handle) {
+                    transfer.window = cover.window;
+                    transfer.stage = cover.stage;
                 }
             }
-            let (Some(state), Some(transfer)) = (
-                self.connections.get_mut(connection),
-                self.transfers.get_mut(handle),
-            ) else {
-                return;
-            };
-            transfer.message = self.messages.take().map(Slot::Home);
-            transfer.window = cover.window;
-            transfer.stage = cover.stage;
-            transfer.admitted = true;
-            transfer.queued = false;
-            transfer.peer = (state.terms.peer, self.limits.pid);
-            state.own = state.own.saturating_add(1);
-            self.transfers.pop_front(&mut state.waiting);
-            let input = if is_sink && self.takes_mapping(handle) {
-                Input::Unmapped
-            } else {
-                Input::Admitted
-            };
-            self.apply(handle, input);
         }
+        let (Some(state), Some(transfer)) = (
+            self.connections.get_mut(connection),
+            self.transfers.get_mut(handle),
+        ) else {
+            return true;
+        };
+        transfer.message = self.messages.take().map(Slot::Home);
+        transfer.admitted = true;
+        transfer.queued = false;
+        transfer.peer = (state.terms.peer, self.limits.pid);
+        state.own = state.own.saturating_add(1);
+        let input = if is_sink && self.takes_mapping(handle) {
+            Input::Unmapped
+        } else {
+            Input::Admitted
+        };
+        self.apply(handle, input);
+        true
     }
 
     /// Queues what may go now on the open chain. True if there is more, and only the chain was full.
@@ -225,11 +343,11 @@ impl<N: Nic> Poller<'_, N> {
             }
             let room = room.min(left);
             if let Some(handle) = self.transfers.pop_front(&mut state.invalidates) {
-                self.invalidate(connection, qp, handle);
+                self.invalidate(connection, handle);
             } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
-                self.answer(connection, qp, handle, room);
+                self.answer(connection, handle, room);
             } else if may_ask && let Some(handle) = self.transfers.pop_front(&mut state.credited) {
-                self.request(connection, qp, handle);
+                self.request(connection, handle);
             } else {
                 if state.wants_noop(false) {
                     self.noop(connection, qp);
@@ -239,166 +357,103 @@ impl<N: Nic> Poller<'_, N> {
         }
     }
 
-    /// Puts one work request of a transfer on the open chain, the record and the chain's own list.
-    #[inline]
-    pub(super) fn link(&mut self, connection: Handle, link: Link, id: WrId) {
-        if let Some(state) = self.connections.get_mut(connection)
-            && let Some(transfer) = self.transfers.get_mut(link.handle)
-        {
-            transfer.in_flight = transfer.in_flight.saturating_add(1);
-            note(
-                &mut self.record,
-                &mut self.chain,
-                connection,
-                state,
-                link,
-                id,
-            );
-        }
-    }
-
-    fn invalidate(&mut self, connection: Handle, qp: Qp, handle: Handle) {
-        let (Some(state), Some(transfer)) = (
-            self.connections.get_mut(connection),
-            self.transfers.get_mut(handle),
-        ) else {
+    fn invalidate(&mut self, connection: Handle, handle: Handle) {
+        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
             return;
         };
-        let are_killed = state.terms.keys_killed;
         transfer.queued = false;
         if transfer.phase == Phase::Data {
             // The DONE of a registered source was not taken: that goes first.
             self.enqueue(connection, handle);
             return;
         }
-        let link = link_of(What::Invalidate, handle, transfer);
-        let Some(window) = transfer
-            .window
-            .as_mut()
-            .filter(|window| window.needs_invalidate())
-        else {
+        let link = desk.link(What::Invalidate, transfer);
+        let window = transfer.window.as_mut();
+        let Some(window) = window.filter(|window| window.needs_invalidate()) else {
             // Never invalidate what is not live: some devices' drivers do not survive it.
             // A source's key is for our own device, and no DONE kills it.
-            let is_told = transfer.role.is_sink() && are_killed;
+            let is_told = transfer.role.is_sink() && state.terms.keys_killed;
             if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
-                self.fence(connection, qp, handle);
-                self.apply(handle, Input::PostedInvalidate);
+                desk.fence(state, transfer);
+                transfer.posted(Input::PostedInvalidate);
             } else {
                 self.died(handle);
             }
             return;
         };
-        let id = pack(Kind::Invalidate, handle);
-        self.nic
-            .queue(qp, id, true, SendWr::Invalidate { key: window.key() });
+        let wr = SendWr::Invalidate { key: window.key() };
         window.invalidating();
-        transfer.in_flight = transfer.in_flight.saturating_add(1);
-        note(
-            &mut self.record,
-            &mut self.chain,
-            connection,
-            state,
-            link,
-            id,
-        );
-        self.apply(handle, Input::PostedInvalidate);
-    }
-
-    /// Whether the message that names a key is signalled: where the peer kills it, no invalidate follows that would tell.
-    fn is_told(&self, connection: Handle) -> bool {
-        self.connections
-            .get(connection)
-            .is_some_and(|state| state.terms.keys_killed)
-    }
-
-    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
-    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
-    fn fence(&mut self, connection: Handle, qp: Qp, handle: Handle) {
-        let Some(transfer) = self.transfers.get(handle) else {
-            return;
-        };
-        let link = link_of(What::Fence, handle, transfer);
-        let id = pack(Kind::Fence, handle);
-        let wr = SendWr::Write {
-            local: &[],
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            imm: None,
-        };
-        self.nic.queue(qp, id, true, wr);
-        self.link(connection, link, id);
+        let id = pack(Kind::Invalidate, handle);
+        desk.queue(state, transfer, link, id, true, wr);
+        transfer.posted(Input::PostedInvalidate);
     }
 
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
-    fn answer(&mut self, connection: Handle, qp: Qp, handle: Handle, room: usize) {
-        let Some(transfer) = self.transfers.get_mut(handle) else {
+    fn answer(&mut self, connection: Handle, handle: Handle, room: usize) {
+        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
             return;
         };
         transfer.queued = false;
-        match (transfer.phase, transfer.role) {
-            (Phase::Data, _) => self.data(connection, qp, handle, room),
+        let queued = match (transfer.phase, transfer.role) {
+            (Phase::Data, _) => desk.data(state, transfer, room),
             (_, Role::Nak(_) | Role::Refusal(_)) => {
-                self.message(connection, qp, handle, true, false);
-                self.apply(handle, Input::PostedLast);
+                desk.message(state, transfer, true, false, Input::PostedLast);
+                Ok(())
             }
             _ => {
-                if self.register(connection, qp, handle) {
+                let covered = desk.register(state, transfer);
+                if covered.is_ok() {
                     // The invalidate that follows where there is a window tells that this is done, too.
-                    let told = self.is_alone(handle) || self.is_told(connection);
-                    self.message(connection, qp, handle, told, false);
-                    self.apply(handle, Input::PostedPutAck);
-                } else {
-                    self.close(connection, super::Reason::BadLength);
+                    let told = transfer.window.is_none() || state.terms.keys_killed;
+                    desk.message(state, transfer, told, false, Input::PostedPutAck);
                 }
+                covered
             }
+        };
+        // The DONE of a registered source is on the chain: its invalidate follows.
+        let follows = transfer.window.is_some()
+            && !transfer.role.is_sink()
+            && !transfer.queued
+            && matches!(transfer.phase, Phase::Sent | Phase::SentWantsAck);
+        transfer.queued |= follows;
+        if queued.is_err() {
+            self.close(connection, super::Reason::BadLength);
+        } else if follows && let Some(state) = self.connections.get_mut(connection) {
+            self.transfers.push_back(&mut state.invalidates, handle);
         }
     }
 
     /// What needs a credit.
-    fn request(&mut self, connection: Handle, qp: Qp, handle: Handle) {
-        let (Some(state), Some(transfer)) = (
-            self.connections.get_mut(connection),
-            self.transfers.get_mut(handle),
-        ) else {
+    fn request(&mut self, connection: Handle, handle: Handle) {
+        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
             return;
         };
         transfer.queued = false;
         if !state.credits.spend() {
             return;
         }
-        let (role, bulk) = (transfer.role, transfer.bulk);
         // Whether no invalidate will tell of its messages.
         let told = transfer.window.is_none() || state.terms.keys_killed;
-        let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
-        let is_sink = role == Role::Get && bulk;
-        if is_sink {
-            // What was chosen for it when it was admitted covers it.
-            self.register(connection, qp, handle);
-        }
-        self.message(connection, qp, handle, told, true);
-        let input = match (role, bulk) {
-            (Role::Get, true) => Input::PostedGetReq,
+        let posted = match (transfer.role, transfer.bulk) {
+            (Role::Get, true) => {
+                // What was chosen for it when it was admitted covers it.
+                let _ = desk.register(state, transfer);
+                Input::PostedGetReq
+            }
             (Role::Get, false) => Input::PostedGet,
             (_, true) => Input::PostedPutReq,
-            (_, false) if wants_ack => Input::PostedLastWantsAck,
-            (_, false) => Input::PostedLast,
+            (role, false) => {
+                if role != Role::Ack {
+                    transfer.outcome = Ok(transfer.length);
+                }
+                if role == Role::Put && transfer.handle != WireHandle::NONE {
+                    Input::PostedLastWantsAck
+                } else {
+                    Input::PostedLast
+                }
+            }
         };
-        if !bulk
-            && matches!(role, Role::Put | Role::Reply)
-            && let Some(transfer) = self.transfers.get_mut(handle)
-        {
-            transfer.outcome = Ok(transfer.length);
-        }
-        self.apply(handle, input);
-    }
-
-    /// Whether no invalidate will tell of its messages.
-    fn is_alone(&self, handle: Handle) -> bool {
-        self.transfers
-            .get(handle)
-            .is_none_or(|transfer| transfer.window.is_none())
+        desk.message(state, transfer, told, true, posted);
     }
 
     /// Returns credits, or shows that we live.
@@ -478,18 +533,24 @@ impl<N: Nic> Poller<'_, N> {
                 self.take_back(connection, link);
             }
         }
-        for link in &self.chain {
-            match link.what {
-                What::Answer { .. } | What::Request { .. } => self.counters.messages_sent.add(1),
-                What::Noop { .. } => self.counters.noops.add(1),
-                What::Immediate { .. } => self.counters.write_immediates.add(1),
-                What::Register | What::Invalidate | What::Fence | What::Write => {}
-            }
-        }
-        // The descriptors of transfers whose DONE went out are no longer needed.
+        let (mut messages, mut noops, mut immediates) = (0_u64, 0_u64, 0_u64);
         while let Some(link) = self.chain.pop() {
-            if matches!(link.what, What::Answer { .. } | What::Immediate { .. })
-                && let Some(transfer) = self.transfers.get_mut(link.handle)
+            match link.what {
+                What::Answer { .. } => messages = messages.wrapping_add(1),
+                What::Request { .. } => {
+                    messages = messages.wrapping_add(1);
+                    continue;
+                }
+                What::Immediate { .. } => immediates = immediates.wrapping_add(1),
+                What::Noop { .. } => {
+                    noops = noops.wrapping_add(1);
+                    continue;
+                }
+                What::Register | What::Invalidate | What::Fence | What::Write => continue,
+            }
+            // The descriptor of a transfer whose DONE went out is no longer needed.
+            if let Some(transfer) = self.transfers.get_mut(link.handle)
+                && let Sink::Many { .. } = transfer.sink
                 && let Sink::Many {
                     receive,
                     message,
@@ -500,6 +561,9 @@ impl<N: Nic> Poller<'_, N> {
                 self.repost(connection, receive, message, owe);
             }
         }
+        self.counters.messages_sent.add(messages);
+        self.counters.noops.add(noops);
+        self.counters.write_immediates.add(immediates);
         accepted == length
     }
 
@@ -605,13 +669,4 @@ pub(super) fn note(
     state.head = state.head.wrapping_add(1);
     // `fill` keeps room for a whole step.
     let _ = chain.push(link);
-}
-
-pub(super) const fn link_of(what: What, handle: Handle, transfer: &Transfer<'_>) -> Link {
-    Link {
-        what,
-        handle,
-        phase: transfer.phase,
-        cursor: transfer.cursor,
-    }
 }

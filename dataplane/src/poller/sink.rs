@@ -4,10 +4,11 @@
 use super::Poller;
 use super::message::{base_of, memory_of};
 use super::record::What;
-use super::send::{link_of, note};
+use super::send::Desk;
+use crate::connection::Connection;
 use crate::endpoint::Error;
 use crate::memory::PageList;
-use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Qp, Rights, SendWr, Sge};
+use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
@@ -104,157 +105,6 @@ impl<'a, N: Nic> Poller<'a, N> {
         })
     }
 
-    /// Puts the transfer's key over its sink, if that is not done yet and there is one. False if what was chosen
-    /// cannot.
-    pub(super) fn register(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
-        let Some(state) = self.connections.get_mut(connection) else {
-            return false;
-        };
-        let choices = &state.choices;
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return false;
-        };
-        let link = link_of(What::Register, handle, transfer);
-        let length = transfer.length;
-        let by = match transfer.mechanism {
-            Some(Mechanism::Staging) => choices.over_stage(length),
-            chosen => chosen,
-        };
-        let Some(by) = by else {
-            return false;
-        };
-        if by == Mechanism::Arena {
-            // Its key is good for as long as the node runs, and from here on a peer knows it.
-            self.counters.arena_exposed.set(1);
-            return true;
-        }
-        if by == Mechanism::Mapping {
-            if let Some(lease) = transfer.mapping {
-                self.mappings.tell(lease.mapping);
-            }
-            return transfer.mapping.is_some();
-        }
-        // A chain that was taken in part: its REGISTER went, its message did not.
-        if transfer
-            .window
-            .as_ref()
-            .is_some_and(|window| !window.needs_register())
-        {
-            return true;
-        }
-        let zero_based = self.capabilities.zero_based;
-        let (layout, base) = if let Some(stage) = &transfer.stage {
-            let piece = Sge {
-                length,
-                ..stage.range().sge()
-            };
-            let pieces = core::iter::once(piece);
-            let shift = choices.stage_shift(length);
-            let capabilities = Capabilities {
-                page_shift: shift.unwrap_or(self.capabilities.page_shift),
-                ..self.capabilities
-            };
-            let layout = self.scratch.lay_out_pieces(by, &capabilities, pieces);
-            (layout, if zero_based { 0 } else { piece.address })
-        } else {
-            let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
-                return false;
-            };
-            let layout = self
-                .scratch
-                .lay_out(by, &self.capabilities, list, offset, length);
-            (layout, base_of(list, offset, length, zero_based))
-        };
-        let (Some(layout), Some(window)) = (layout, transfer.window.as_mut()) else {
-            return false;
-        };
-        window.name();
-        let id = pack(Kind::Register, handle);
-        let wr = SendWr::Register {
-            region: window.region(),
-            key: window.key(),
-            rights: Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
-            base,
-            length,
-            layout,
-        };
-        self.nic.queue(qp, id, false, wr);
-        window.registered();
-        let alive = self.counters.keys_alive.get();
-        self.counters.keys_alive.set(alive.saturating_add(1));
-        transfer.in_flight = transfer.in_flight.saturating_add(1);
-        note(
-            &mut self.record,
-            &mut self.chain,
-            connection,
-            state,
-            link,
-            id,
-        );
-        true
-    }
-
-    /// Registers a source of many ranges before its first WRITE, if that saves more than it costs: then one WRITE
-    /// reads all of them under the region's own key, which gives no right to anybody else. True if a REGISTER went on
-    /// the chain. Nobody waits for that: without a free window the ranges are gathered as they are.
-    pub(super) fn register_source(&mut self, connection: Handle, qp: Qp, handle: Handle) -> bool {
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return false;
-        };
-        let link = link_of(What::Register, handle, transfer);
-        let Some((list, offset)) = memory_of(&transfer.place, &self.entries) else {
-            return false;
-        };
-        // Most sources are told off here.
-        if list.pieces().len() < self.source_from || transfer.role.is_sink() {
-            return false;
-        }
-        let own = transfer.role.is_own();
-        match &transfer.window {
-            Some(window) if !window.needs_register() => return false,
-            Some(_) => {}
-            None => {
-                let is_first = transfer.cursor.written == 0;
-                let fragments = list.slice(offset, transfer.length).count();
-                if !is_first || fragments < self.source_from {
-                    return false;
-                }
-            }
-        }
-        let by = Mechanism::FragmentList;
-        let length = transfer.length;
-        let layout = self
-            .scratch
-            .lay_out(by, &self.capabilities, list, offset, length);
-        let Some(layout) = layout else {
-            return false;
-        };
-        if transfer.window.is_none() {
-            transfer.window = self.windows.take(own);
-            if transfer.window.is_some() {
-                self.counters.source_lists.add(1);
-            }
-        }
-        let Some(window) = transfer.window.as_mut() else {
-            return false;
-        };
-        window.name();
-        let id = pack(Kind::Register, handle);
-        let wr = SendWr::Register {
-            region: window.region(),
-            key: window.key(),
-            // To read it locally needs none.
-            rights: Rights::empty(),
-            base: base_of(list, offset, length, self.capabilities.zero_based),
-            length,
-            layout,
-        };
-        self.nic.queue(qp, id, false, wr);
-        window.registered();
-        self.link(connection, link, id);
-        true
-    }
-
     /// The key of a transfer's sink is dead. What lies in a staging buffer is copied now.
     pub(super) fn died(&mut self, handle: Handle) {
         let is_staged = self.transfers.get(handle).is_some_and(|state| {
@@ -340,6 +190,145 @@ impl<'a, N: Nic> Poller<'a, N> {
         self.apply(handle, Input::Expired);
     }
 }
+
+impl<'a, N: Nic> Desk<'_, 'a, N> {
+    /// Puts the transfer's key over its sink, if that is not done yet and there is one.
+    ///
+    /// # Errors
+    /// What was chosen cannot.
+    pub(super) fn register(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+    ) -> Result<(), Uncovered> {
+        let link = self.link(What::Register, transfer);
+        let length = transfer.length;
+        let by = match transfer.mechanism {
+            Some(Mechanism::Staging) => state.choices.over_stage(length),
+            chosen => chosen,
+        };
+        let by = by.ok_or(Uncovered)?;
+        if by == Mechanism::Arena {
+            // Its key is good for as long as the node runs, and from here on a peer knows it.
+            self.counters.arena_exposed.set(1);
+            return Ok(());
+        }
+        if by == Mechanism::Mapping {
+            let lease = transfer.mapping.ok_or(Uncovered)?;
+            self.mappings.tell(lease.mapping);
+            return Ok(());
+        }
+        let window = transfer.window.as_mut().ok_or(Uncovered)?;
+        // A chain that was taken in part: its REGISTER went, its message did not.
+        if !window.needs_register() {
+            return Ok(());
+        }
+        let zero_based = self.capabilities.zero_based;
+        let (layout, base) = if let Some(stage) = &transfer.stage {
+            let piece = Sge {
+                length,
+                ..stage.range().sge()
+            };
+            let pieces = core::iter::once(piece);
+            let shift = state.choices.stage_shift(length);
+            let capabilities = Capabilities {
+                page_shift: shift.unwrap_or(self.capabilities.page_shift),
+                ..*self.capabilities
+            };
+            let layout = self.scratch.lay_out_pieces(by, &capabilities, pieces);
+            (layout, if zero_based { 0 } else { piece.address })
+        } else {
+            let (list, offset) = memory_of(&transfer.place, self.entries).ok_or(Uncovered)?;
+            let layout = self
+                .scratch
+                .lay_out(by, self.capabilities, list, offset, length);
+            (layout, base_of(list, offset, length, zero_based))
+        };
+        let layout = layout.ok_or(Uncovered)?;
+        window.name();
+        let id = pack(Kind::Register, self.handle);
+        let wr = SendWr::Register {
+            region: window.region(),
+            key: window.key(),
+            rights: Rights::LOCAL_WRITE | Rights::REMOTE_WRITE,
+            base,
+            length,
+            layout,
+        };
+        self.nic.queue(state.qp, id, false, wr);
+        window.registered();
+        let alive = self.counters.keys_alive.get();
+        self.counters.keys_alive.set(alive.saturating_add(1));
+        self.queued(state, transfer, link, id);
+        Ok(())
+    }
+
+    /// Registers a source of many ranges before its first WRITE, if that saves more than it costs: then one WRITE
+    /// reads all of them under the region's own key, which gives no right to anybody else. True if a REGISTER went on
+    /// the chain. Nobody waits for that: without a free window the ranges are gathered as they are.
+    pub(super) fn register_source(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+    ) -> bool {
+        let Some((list, offset)) = memory_of(&transfer.place, self.entries) else {
+            return false;
+        };
+        // Most sources are told off here.
+        if list.pieces().len() < self.source_from || transfer.role.is_sink() {
+            return false;
+        }
+        let link = self.link(What::Register, transfer);
+        let own = transfer.role.is_own();
+        match &transfer.window {
+            Some(window) if !window.needs_register() => return false,
+            Some(_) => {}
+            None => {
+                let is_first = transfer.cursor.written == 0;
+                let fragments = list.slice(offset, transfer.length).count();
+                if !is_first || fragments < self.source_from {
+                    return false;
+                }
+            }
+        }
+        let by = Mechanism::FragmentList;
+        let length = transfer.length;
+        let layout = self
+            .scratch
+            .lay_out(by, self.capabilities, list, offset, length);
+        let Some(layout) = layout else {
+            return false;
+        };
+        if transfer.window.is_none() {
+            transfer.window = self.windows.take(own);
+            if transfer.window.is_some() {
+                self.counters.source_lists.add(1);
+            }
+        }
+        let Some(window) = transfer.window.as_mut() else {
+            return false;
+        };
+        window.name();
+        let id = pack(Kind::Register, self.handle);
+        let wr = SendWr::Register {
+            region: window.region(),
+            key: window.key(),
+            // To read it locally needs none.
+            rights: Rights::empty(),
+            base: base_of(list, offset, length, self.capabilities.zero_based),
+            length,
+            layout,
+        };
+        self.nic.queue(state.qp, id, false, wr);
+        window.registered();
+        self.queued(state, transfer, link, id);
+        true
+    }
+}
+
+/// What was chosen for a sink does not cover it, or its descriptor is shorter than was said: cannot be.
+#[derive(Debug)]
+pub(super) struct Uncovered;
 
 /// The sink of a transfer as its peer is told of it.
 pub(super) fn describe<'s, 'a>(

@@ -99,10 +99,18 @@ impl<'a, N: Nic> Poller<'a, N> {
         // `own < own_most` was checked: there is a slot.
         if let Ok(handle) = self.transfers.insert(transfer) {
             self.own = self.own.wrapping_add(1);
-            if let Some(state) = self.connections.get_mut(connection) {
-                self.transfers.push_back(&mut state.waiting, handle);
+            let Some(state) = self.connections.get_mut(connection) else {
+                return;
+            };
+            if !state.waiting.is_empty()
+                || !state.has_own_share()
+                || !self.admit_own(connection, handle)
+            {
+                if let Some(state) = self.connections.get_mut(connection) {
+                    self.transfers.push_back(&mut state.waiting, handle);
+                }
+                self.list(connection);
             }
-            self.list(connection);
         }
     }
 
