@@ -286,20 +286,27 @@ impl<'a> PageList<'a> {
     }
 
     /// The pieces of bytes `[offset, offset + length)`, in order. Shorter where the list ends.
+    #[inline]
     pub fn slice(&self, offset: u64, length: u32) -> impl Iterator<Item = Sge> + '_ {
-        let mut skip = offset;
-        let mut left = length;
-        self.pieces.iter().filter_map(move |piece| {
-            let from = skip.min(u64::from(piece.length));
-            skip = skip.saturating_sub(from);
-            let from = u32::try_from(from).ok()?;
-            let take = piece.length.saturating_sub(from).min(left);
-            left = left.saturating_sub(take);
-            (take != 0).then_some(Sge {
-                address: piece.address.wrapping_add(u64::from(from)),
-                length: take,
-                lkey: piece.lkey,
-            })
+        let mut pieces = self.pieces.iter();
+        let (mut skip, mut left) = (offset, length);
+        core::iter::from_fn(move || {
+            while left != 0 {
+                let piece = pieces.next()?;
+                let Some(from) = u32::try_from(skip).ok().filter(|from| *from < piece.length)
+                else {
+                    skip = skip.saturating_sub(u64::from(piece.length));
+                    continue;
+                };
+                let take = piece.length.wrapping_sub(from).min(left);
+                (skip, left) = (0, left.wrapping_sub(take));
+                return Some(Sge {
+                    address: piece.address.wrapping_add(u64::from(from)),
+                    length: take,
+                    lkey: piece.lkey,
+                });
+            }
+            None
         })
     }
 

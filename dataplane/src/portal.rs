@@ -73,6 +73,7 @@ impl<'a> Attached<'a> {
     }
 
     /// Offset and length of what lands here; `None` when it does not match.
+    #[inline]
     fn accepts(&self, question: &Question) -> Option<(u64, u32)> {
         let entry = &self.entry;
         let wanted = if question.put {
@@ -101,9 +102,21 @@ impl<'a> Attached<'a> {
         }
         Some((offset, length))
     }
+
+    /// A transfer begins to move where it matched.
+    #[inline]
+    pub fn engage(&mut self, found: &Match) {
+        self.busy = self.busy.saturating_add(1);
+        if self.entry.options.contains(EntryOptions::LOCAL_OFFSET) {
+            self.offset = found.offset.saturating_add(u64::from(found.length));
+        }
+        if self.entry.options.contains(EntryOptions::ONCE) {
+            self.leaving = Some(Leaving::Used);
+        }
+    }
 }
 
-/// The first entry that takes it. Its memory is marked busy by [`engage`].
+/// The first entry that takes it. Its memory is marked busy by [`Attached::engage`].
 #[must_use]
 pub fn find(entries: &Pool<'_, Attached<'_>>, order: &Queue, question: &Question) -> Option<Match> {
     let mut at = entries.front(order);
@@ -120,23 +133,10 @@ pub fn find(entries: &Pool<'_, Attached<'_>>, order: &Queue, question: &Question
     None
 }
 
-/// A transfer begins to move in the entry it matched.
-pub fn engage(entries: &mut Pool<'_, Attached<'_>>, found: &Match) {
-    if let Some(attached) = entries.get_mut(found.entry) {
-        attached.busy = attached.busy.saturating_add(1);
-        if attached.entry.options.contains(EntryOptions::LOCAL_OFFSET) {
-            attached.offset = found.offset.saturating_add(u64::from(found.length));
-        }
-        if attached.entry.options.contains(EntryOptions::ONCE) {
-            attached.leaving = Some(Leaving::Used);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     extern crate std;
-    use super::{Attached, Match, PING_BITS, Question, engage, find};
+    use super::{Attached, Match, PING_BITS, Question, find};
     use crate::endpoint::{Entry, EntryOptions, MatchBits, Portal, Token};
     use crate::memory::{PageList, Range};
     use crate::nic::LKey;
@@ -234,11 +234,11 @@ mod tests {
         pool.push_back(&mut order, handle);
         let found = find(&pool, &order, &ask(7, 55, 60)).unwrap();
         assert_eq!((found.offset, found.length), (0, 60));
-        engage(&mut pool, &found);
+        pool.get_mut(found.entry).unwrap().engage(&found);
         let found = find(&pool, &order, &ask(7, 55, 60)).unwrap();
         assert_eq!((found.offset, found.length), (60, 40));
         pool.get_mut(handle).unwrap().entry.options |= EntryOptions::ONCE;
-        engage(&mut pool, &found);
+        pool.get_mut(found.entry).unwrap().engage(&found);
         assert_eq!(find(&pool, &order, &ask(7, 0, 0)), None);
     }
 

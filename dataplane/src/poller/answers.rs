@@ -71,6 +71,7 @@ impl<N: Nic> Poller<'_, N> {
         Ok(if lend {
             Then::Lend {
                 to: handle,
+                located: sink.locate(),
                 owe: false,
             }
         } else {

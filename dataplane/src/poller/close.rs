@@ -105,8 +105,10 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub(super) fn release_entry(&mut self, entry: Handle) {
         if let Some(attached) = self.entries.get_mut(entry) {
             attached.busy = attached.busy.saturating_sub(1);
+            if attached.leaving.is_some() {
+                self.let_go(entry);
+            }
         }
-        self.let_go(entry);
     }
 
     /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.

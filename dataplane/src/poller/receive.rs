@@ -5,11 +5,11 @@ use crate::connection::State;
 use crate::memory::Buffer;
 use crate::nic::{Nic, RKey, ReceiveQueue, WrId};
 use crate::peer::Immediate;
-use crate::pool::{Handle, Kind, pack, unpack};
+use crate::pool::{self, Handle, pack, unpack};
 use crate::time::Instant;
 use crate::transfer::{Input, Sink};
 use crate::wire::lnet::{self};
-use crate::wire::{Body, MESSAGE_BYTES, Message, ping};
+use crate::wire::{Kind, Located, MESSAGE_BYTES, Opened, ping};
 
 /// What becomes of the receive whose message was judged.
 pub(super) enum Then {
@@ -19,8 +19,12 @@ pub(super) enum Then {
     Hold,
     /// The same for the REPLY to a GET of ours.
     HoldReply,
-    /// The transfer reads on in it.
-    Lend { to: Handle, owe: bool },
+    /// The transfer reads on in it, where the fragments of its peer's sink stand.
+    Lend {
+        to: Handle,
+        located: Located,
+        owe: bool,
+    },
 }
 
 /// Under which circumstances a message is judged.
@@ -63,7 +67,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         invalidated: Option<RKey>,
         now: Instant,
     ) {
-        let Some((Kind::Receive, handle)) = unpack(id) else {
+        let Some((pool::Kind::Receive, handle)) = unpack(id) else {
             self.counters.stale_completions.add(1);
             return;
         };
@@ -86,54 +90,59 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.posted_receives = state.posted_receives.saturating_sub(1);
-        let mut established = false;
         if state.state == State::Accepted {
             // The peer talks: the connection is up, whatever became of its RTU (LU-8303).
             state.state = State::Established;
-            established = true;
-        }
-        let life = state.state;
-        if established {
             self.list(connection);
+        } else if state.state != State::Established {
+            self.received_early(connection, handle, buffer, length, imm, invalidated);
+            return;
         }
-        match life {
-            State::Closing => {
-                self.receives.remove(handle);
-                self.messages.give(buffer);
-                self.list(connection);
-                self.killed(invalidated);
-            }
-            // No key was given yet: it is somebody else's.
-            State::Adopted if invalidated.is_some() => {
-                self.receives.remove(handle);
-                self.messages.give(buffer);
-                self.killed(invalidated);
-                self.close(connection, Reason::BadInvalidate);
-            }
-            State::Adopted if imm.is_some() => {
-                self.receives.remove(handle);
-                self.messages.give(buffer);
-                self.close(connection, Reason::UnexpectedAnswer);
-            }
+        let circumstances = Circumstances {
+            again: false,
+            counted: false,
+            invalidated,
+            written: imm.map(|bits| (length, Immediate::from_bits(bits))),
+            now,
+        };
+        self.take(connection, handle, buffer, length, circumstances);
+    }
+
+    /// A receive of a connection that is not established, or not any more.
+    #[cold]
+    fn received_early(
+        &mut self,
+        connection: Handle,
+        handle: Handle,
+        buffer: Buffer<'a>,
+        length: u32,
+        imm: Option<u32>,
+        invalidated: Option<RKey>,
+    ) {
+        let is_closing = self
+            .connections
+            .get(connection)
+            .is_none_or(|state| state.state == State::Closing);
+        if !is_closing && imm.is_none() && invalidated.is_none() {
             // The peer's part of the terms is not known yet: what comes early waits (LU-10800).
-            State::Adopted => {
-                let held = Received::Held {
-                    buffer,
-                    length,
-                    counted: false,
-                };
-                self.hold(connection, handle, held, false);
-            }
-            State::Accepted | State::Established => {
-                let circumstances = Circumstances {
-                    again: false,
-                    counted: false,
-                    invalidated,
-                    written: imm.map(|bits| (length, Immediate::from_bits(bits))),
-                    now,
-                };
-                self.take(connection, handle, buffer, length, circumstances);
-            }
+            let held = Received::Held {
+                buffer,
+                length,
+                counted: false,
+            };
+            self.hold(connection, handle, held, false);
+            return;
+        }
+        self.receives.remove(handle);
+        self.messages.give(buffer);
+        self.killed(invalidated);
+        if is_closing {
+            self.list(connection);
+        } else if invalidated.is_some() {
+            // No key was given yet: it is somebody else's.
+            self.close(connection, Reason::BadInvalidate);
+        } else {
+            self.close(connection, Reason::UnexpectedAnswer);
         }
     }
 
@@ -233,28 +242,17 @@ impl<'a, N: Nic> Poller<'a, N> {
                     self.hold_reply(connection, handle, held);
                 }
             }
-            Ok(Then::Lend { to, owe }) => {
-                let located = match Message::decode(buffer.peek()) {
-                    Ok((message, _)) => match message.body {
-                        Body::PutAck { sink, .. } | Body::GetReq { sink, .. } => {
-                            Some(sink.locate())
-                        }
-                        _ => None,
-                    },
-                    Err(_) => None,
-                };
-                match (located, self.transfers.get_mut(to)) {
-                    (Some(located), Some(transfer)) => {
-                        transfer.sink = Sink::Many {
-                            receive: handle,
-                            message: buffer,
-                            located,
-                            owe,
-                        };
-                    }
-                    _ => self.repost(connection, handle, buffer, owe),
+            Ok(Then::Lend { to, located, owe }) => match self.transfers.get_mut(to) {
+                Some(transfer) => {
+                    transfer.sink = Sink::Many {
+                        receive: handle,
+                        message: buffer,
+                        located,
+                        owe,
+                    };
                 }
-            }
+                None => self.repost(connection, handle, buffer, owe),
+            },
             Err(why) => {
                 self.receives.remove(handle);
                 self.messages.give(buffer);
@@ -335,7 +333,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         let posted = buffer.post();
         let sge = posted.sge(MESSAGE_BYTES);
-        let id = pack(Kind::Receive, handle);
+        let id = pack(pool::Kind::Receive, handle);
         if self
             .nic
             .receive(ReceiveQueue::Of(state.qp), id, sge)
@@ -377,7 +375,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some((length, immediate)) = written {
             return self.immediate_arrived(connection, length, immediate);
         }
-        let (message, _) = Message::decode(bytes).map_err(Reason::Malformed)?;
+        let message = Opened::new(bytes).map_err(Reason::Malformed)?;
+        let kind = message.kind().map_err(Reason::Malformed)?;
         let Some(state) = self.connections.get_mut(connection) else {
             return Ok(REPOST);
         };
@@ -390,13 +389,14 @@ impl<'a, N: Nic> Poller<'a, N> {
                 .returned(envelope.credits)
                 .map_err(|_| Reason::BadCredits)?;
         }
-        if invalidated.is_some() && !matches!(message.body, Body::PutDone(_) | Body::GetDone(_)) {
+        if invalidated.is_some() && !matches!(kind, Kind::PutDone | Kind::GetDone) {
             return Err(Reason::BadInvalidate);
         }
-        match message.body {
-            Body::Noop => Ok(REPOST),
-            Body::ConnReq(_) | Body::ConnAck(_) => Err(Reason::UnexpectedType),
-            Body::Immediate { header, payload } => {
+        match kind {
+            Kind::Noop => Ok(REPOST),
+            Kind::ConnReq | Kind::ConnAck => Err(Reason::UnexpectedType),
+            Kind::Immediate => {
+                let (header, payload) = message.immediate().map_err(Reason::Malformed)?;
                 if !self.is_for_us(&header)? {
                     return Ok(REPOST_OWE);
                 }
@@ -412,31 +412,38 @@ impl<'a, N: Nic> Poller<'a, N> {
                     lnet::Body::Hello { .. } => Err(Reason::UnexpectedType),
                 }
             }
-            Body::PutReq { header, cookie } => match header.body {
-                lnet::Body::Put { .. } => {
-                    self.put_req_arrived(connection, &header, cookie, again, now)
+            Kind::PutReq => {
+                let (header, cookie) = message.put_req().map_err(Reason::Malformed)?;
+                match header.body {
+                    lnet::Body::Put { .. } => {
+                        self.put_req_arrived(connection, &header, cookie, again, now)
+                    }
+                    lnet::Body::Reply { handle } => {
+                        self.reply_req_arrived(connection, &header, handle, cookie, again, now)
+                    }
+                    _ => Err(Reason::UnexpectedType),
                 }
-                lnet::Body::Reply { handle } => {
-                    self.reply_req_arrived(connection, &header, handle, cookie, again, now)
-                }
-                _ => Err(Reason::UnexpectedType),
-            },
-            Body::GetReq {
-                header,
-                cookie,
-                sink,
-            } => self.get_req_arrived(connection, &header, cookie, &sink, again, now),
-            Body::PutAck {
-                source_cookie,
-                sink_cookie,
-                sink,
-            } => self.put_ack_arrived(connection, source_cookie, sink_cookie, &sink),
-            Body::PutNak(done) => self.put_nak_arrived(connection, done),
-            Body::PutDone(done) => {
+            }
+            Kind::GetReq => {
+                let (header, cookie, sink) = message.get_req().map_err(Reason::Malformed)?;
+                self.get_req_arrived(connection, &header, cookie, &sink, again, now)
+            }
+            Kind::PutAck => {
+                let (source_cookie, sink_cookie, sink) =
+                    message.put_ack().map_err(Reason::Malformed)?;
+                self.put_ack_arrived(connection, source_cookie, sink_cookie, &sink)
+            }
+            Kind::PutNak => {
+                let done = message.done().map_err(Reason::Malformed)?;
+                self.put_nak_arrived(connection, done)
+            }
+            Kind::PutDone => {
+                let done = message.done().map_err(Reason::Malformed)?;
                 self.done_arrived(connection, done, Input::PutDone, invalidated)?;
                 Ok(REPOST_OWE)
             }
-            Body::GetDone(done) => {
+            Kind::GetDone => {
+                let done = message.done().map_err(Reason::Malformed)?;
                 self.done_arrived(connection, done, Input::GetDone, invalidated)?;
                 self.unreserve(connection);
                 Ok(REPOST)

@@ -220,8 +220,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         if wants_ack && !self.has_share(connection) {
             return Ok(Then::Hold);
         }
-        portal::engage(&mut self.entries, &found);
         if let Some(attached) = self.entries.get_mut(found.entry) {
+            attached.engage(&found);
             let taken = payload.get(..found.length as usize).unwrap_or(payload);
             attached.entry.memory.write_at(found.offset, taken);
         }
@@ -290,7 +290,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             transfer.token = token;
             transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
-            portal::engage(&mut self.entries, &found);
+            if let Some(attached) = self.entries.get_mut(found.entry) {
+                attached.engage(&found);
+            }
             transfer.place = Place::Entry {
                 entry: found.entry,
                 offset: found.offset,
@@ -364,7 +366,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.stage = cover.stage;
         }
         transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
-        portal::engage(&mut self.entries, &found);
+        if let Some(attached) = self.entries.get_mut(found.entry) {
+            attached.engage(&found);
+        }
         transfer.place = Place::Entry {
             entry: found.entry,
             offset: found.offset,
@@ -423,7 +427,9 @@ impl<'a, N: Nic> Poller<'a, N> {
             };
             transfer.token = token;
             transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
-            portal::engage(&mut self.entries, &found);
+            if let Some(attached) = self.entries.get_mut(found.entry) {
+                attached.engage(&found);
+            }
             transfer.place = Place::Entry {
                 entry: found.entry,
                 offset: found.offset,
@@ -443,6 +449,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         Ok(if lend {
             Then::Lend {
                 to: handle,
+                located: sink.locate(),
                 owe: true,
             }
         } else {

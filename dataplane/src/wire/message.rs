@@ -131,13 +131,10 @@ impl Message<'_> {
     /// # Errors
     /// The first check that failed, in the order of [`WireError`]'s variants.
     pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, Encoding), WireError> {
-        let bytes = bytes.get(..MESSAGE_BYTES as usize).unwrap_or(bytes);
-        let (start, _) = take::<Start<LittleEndian>>(bytes).ok_or(WireError::Runt)?;
-        match start.magic.get() {
-            MAGIC => decode::<LittleEndian>(bytes, ByteOrder::Little),
-            magic if magic.swap_bytes() == MAGIC => decode::<BigEndian>(bytes, ByteOrder::Big),
-            magic => Err(WireError::Magic(magic)),
-        }
+        let opened = Opened::new(bytes)?;
+        let body = opened.body()?;
+        let envelope = opened.envelope;
+        Ok((Message { envelope, body }, opened.encoding))
     }
 
     /// Writes the message in native order without a checksum; how many bytes it has.
@@ -164,6 +161,283 @@ impl Message<'_> {
         let message = to.get_mut(..nob as usize).ok_or(TooLong)?;
         checksum::seal(message, encoding.order, encoding.checksum);
         Ok(nob)
+    }
+}
+
+/// A message of which the o2iblnd header has been checked, and the body not yet. Who wants to know what it says asks
+/// for the body of its kind: nothing is read twice, and nothing is put together only to be taken apart.
+#[derive(Clone, Copy, Debug)]
+pub struct Opened<'m> {
+    /// What every message carries.
+    pub envelope: Envelope,
+    /// How it is written.
+    pub encoding: Encoding,
+    kind: u8,
+    /// What stands behind the header; `None` where that is cut.
+    body: Option<&'m [u8]>,
+}
+
+impl<'m> Opened<'m> {
+    /// Reads the header of a message, as [`Message::decode`] does.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    #[inline]
+    pub fn new(bytes: &'m [u8]) -> Result<Self, WireError> {
+        let bytes = bytes.get(..MESSAGE_BYTES as usize).unwrap_or(bytes);
+        let (start, _) = take::<Start<LittleEndian>>(bytes).ok_or(WireError::Runt)?;
+        if start.magic.get() == MAGIC {
+            Self::read::<LittleEndian>(bytes, ByteOrder::Little)
+        } else {
+            Self::read_swapped(bytes)
+        }
+    }
+
+    #[cold]
+    fn read_swapped(bytes: &'m [u8]) -> Result<Self, WireError> {
+        let (start, _) = take::<Start<BigEndian>>(bytes).ok_or(WireError::Runt)?;
+        match start.magic.get() {
+            MAGIC => Self::read::<BigEndian>(bytes, ByteOrder::Big),
+            magic => Err(WireError::Magic(magic.swap_bytes())),
+        }
+    }
+
+    #[inline]
+    fn read<O: zerocopy::ByteOrder + 'static>(
+        bytes: &'m [u8],
+        order: ByteOrder,
+    ) -> Result<Self, WireError> {
+        let (start, _) = take::<Start<O>>(bytes).ok_or(WireError::Runt)?;
+        let version = start.version.get();
+        if version != V1 && version != V2 {
+            return Err(WireError::Version(version));
+        }
+        let (head, _) = take::<Head<O>>(bytes).ok_or(WireError::ShortHeader)?;
+        let nob = head.nob.get();
+        let message = bytes.get(..nob as usize).ok_or(WireError::Truncated(nob))?;
+        let checksum = match head.cksum.get() {
+            0 => Checksum::None,
+            sum => checksum::recognise(message, sum).ok_or(WireError::Checksum)?,
+        };
+        let source = Nid(head.srcnid.get());
+        if source == Nid::ANY {
+            return Err(WireError::NoSource);
+        }
+        Ok(Self {
+            envelope: Envelope {
+                version,
+                credits: head.credits,
+                source,
+                source_stamp: head.srcstamp.get(),
+                destination: Nid(head.dstnid.get()),
+                destination_stamp: head.dststamp.get(),
+            },
+            encoding: Encoding { order, checksum },
+            kind: head.kind,
+            body: message.get(HEADER_BYTES as usize..),
+        })
+    }
+
+    /// Its kind.
+    ///
+    /// # Errors
+    /// [`Type`](WireError::Type); [`ShortBody`](WireError::ShortBody) where even the header is cut.
+    #[inline]
+    pub fn kind(&self) -> Result<Kind, WireError> {
+        let kind = Kind::of(self.kind).ok_or(WireError::Type(self.kind))?;
+        if self.body.is_none() {
+            return Err(WireError::ShortBody);
+        }
+        Ok(kind)
+    }
+
+    /// The body, whatever its kind.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    pub fn body(&self) -> Result<Body<'m>, WireError> {
+        Ok(match self.kind()? {
+            Kind::ConnReq => Body::ConnReq(self.params()?),
+            Kind::ConnAck => Body::ConnAck(self.params()?),
+            Kind::Noop => Body::Noop,
+            Kind::Immediate => {
+                let (header, payload) = self.immediate()?;
+                Body::Immediate { header, payload }
+            }
+            Kind::PutReq => {
+                let (header, cookie) = self.put_req()?;
+                Body::PutReq { header, cookie }
+            }
+            Kind::PutNak => Body::PutNak(self.done()?),
+            Kind::PutAck => {
+                let (source_cookie, sink_cookie, sink) = self.put_ack()?;
+                Body::PutAck {
+                    source_cookie,
+                    sink_cookie,
+                    sink,
+                }
+            }
+            Kind::PutDone => Body::PutDone(self.done()?),
+            Kind::GetReq => {
+                let (header, cookie, sink) = self.get_req()?;
+                Body::GetReq {
+                    header,
+                    cookie,
+                    sink,
+                }
+            }
+            Kind::GetDone => Body::GetDone(self.done()?),
+        })
+    }
+
+    /// The body of a CONNREQ or CONNACK.
+    ///
+    /// # Errors
+    /// [`ShortBody`](WireError::ShortBody).
+    pub fn params(&self) -> Result<ConnParams, WireError> {
+        match self.encoding.order {
+            ByteOrder::Little => params::<LittleEndian>(self.rest()),
+            ByteOrder::Big => params::<BigEndian>(self.rest()),
+        }
+    }
+
+    /// The body of an IMMEDIATE: its header, and as many bytes as that says.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    #[inline]
+    pub fn immediate(&self) -> Result<(lnet::Header, &'m [u8]), WireError> {
+        let (header, rest) = lnet(self.rest())?;
+        let header = lnet::Header::decode(header)?;
+        if let lnet::Body::Hello { .. } = header.body {
+            return Err(WireError::LnetType(lnet::HELLO));
+        }
+        let payload = rest
+            .get(..header.payload_length as usize)
+            .ok_or(WireError::LnetCut)?;
+        Ok((header, payload))
+    }
+
+    /// The body of a PUT_REQ: header and cookie.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    #[inline]
+    pub fn put_req(&self) -> Result<(lnet::Header, u64), WireError> {
+        let (header, rest) = lnet(self.rest())?;
+        let (cookie, _) = cookie(rest)?;
+        let header = lnet::Header::decode(header)?;
+        if !header.body.has_payload() {
+            return Err(WireError::LnetMismatch);
+        }
+        Ok((header, cookie))
+    }
+
+    /// The body of a PUT_ACK: the source's cookie, the sink's, and the sink.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    #[inline]
+    pub fn put_ack(&self) -> Result<(u64, u64, Descriptor<'m>), WireError> {
+        let (source_cookie, rest) = cookie(self.rest())?;
+        let (sink_cookie, rest) = cookie(rest)?;
+        let sink = self.descriptor(rest, PUT_ACK_SINK)?;
+        Ok((source_cookie, sink_cookie, sink))
+    }
+
+    /// The body of a GET_REQ: header, cookie and sink.
+    ///
+    /// # Errors
+    /// The first check that failed.
+    #[inline]
+    pub fn get_req(&self) -> Result<(lnet::Header, u64, Descriptor<'m>), WireError> {
+        let (header, rest) = lnet(self.rest())?;
+        let (cookie, rest) = cookie(rest)?;
+        let sink = self.descriptor(rest, GET_REQ_SINK)?;
+        let header = lnet::Header::decode(header)?;
+        let lnet::Body::Get { .. } = header.body else {
+            return Err(WireError::LnetMismatch);
+        };
+        Ok((header, cookie, sink))
+    }
+
+    /// The body of a PUT_NAK, PUT_DONE or GET_DONE.
+    ///
+    /// # Errors
+    /// [`ShortBody`](WireError::ShortBody).
+    #[inline]
+    pub fn done(&self) -> Result<Done, WireError> {
+        let view = take::<layout::Completion<LittleEndian>>(self.rest());
+        let (view, _) = view.ok_or(WireError::ShortBody)?;
+        let status = view.status.get();
+        Ok(Done {
+            cookie: u64::from_ne_bytes(view.cookie),
+            status: match self.encoding.order {
+                ByteOrder::Little => status,
+                ByteOrder::Big => status.swap_bytes(),
+            },
+        })
+    }
+
+    #[inline]
+    fn descriptor(&self, rest: &'m [u8], offset: u16) -> Result<Descriptor<'m>, WireError> {
+        match self.encoding.order {
+            ByteOrder::Little => {
+                Descriptor::decode::<LittleEndian>(rest, offset, ByteOrder::Little)
+            }
+            ByteOrder::Big => Descriptor::decode::<BigEndian>(rest, offset, ByteOrder::Big),
+        }
+    }
+
+    /// What stands behind the header. `kind` has seen that it is there.
+    #[inline]
+    fn rest(&self) -> &'m [u8] {
+        self.body.unwrap_or_default()
+    }
+}
+
+/// Which of the ten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// [`Body::ConnReq`].
+    ConnReq = CONNREQ,
+    /// [`Body::ConnAck`].
+    ConnAck = CONNACK,
+    /// [`Body::Noop`].
+    Noop = NOOP,
+    /// [`Body::Immediate`].
+    Immediate = IMMEDIATE,
+    /// [`Body::PutReq`].
+    PutReq = PUT_REQ,
+    /// [`Body::PutNak`].
+    PutNak = PUT_NAK,
+    /// [`Body::PutAck`].
+    PutAck = PUT_ACK,
+    /// [`Body::PutDone`].
+    PutDone = PUT_DONE,
+    /// [`Body::GetReq`].
+    GetReq = GET_REQ,
+    /// [`Body::GetDone`].
+    GetDone = GET_DONE,
+}
+
+impl Kind {
+    #[inline]
+    const fn of(code: u8) -> Option<Self> {
+        Some(match code {
+            CONNREQ => Self::ConnReq,
+            CONNACK => Self::ConnAck,
+            NOOP => Self::Noop,
+            IMMEDIATE => Self::Immediate,
+            PUT_REQ => Self::PutReq,
+            PUT_NAK => Self::PutNak,
+            PUT_ACK => Self::PutAck,
+            PUT_DONE => Self::PutDone,
+            GET_REQ => Self::GetReq,
+            GET_DONE => Self::GetDone,
+            _ => return None,
+        })
     }
 }
 
@@ -214,95 +488,6 @@ pub fn encode_immediate(
         });
     }
     Ok(nob)
-}
-
-fn decode<O: zerocopy::ByteOrder + 'static>(
-    bytes: &[u8],
-    order: ByteOrder,
-) -> Result<(Message<'_>, Encoding), WireError> {
-    let (start, _) = take::<Start<O>>(bytes).ok_or(WireError::Runt)?;
-    let version = start.version.get();
-    if version != V1 && version != V2 {
-        return Err(WireError::Version(version));
-    }
-    let (head, _) = take::<Head<O>>(bytes).ok_or(WireError::ShortHeader)?;
-    let nob = head.nob.get();
-    let message = bytes.get(..nob as usize).ok_or(WireError::Truncated(nob))?;
-    let checksum = match head.cksum.get() {
-        0 => Checksum::None,
-        sum => checksum::recognise(message, sum).ok_or(WireError::Checksum)?,
-    };
-    let source = Nid(head.srcnid.get());
-    if source == Nid::ANY {
-        return Err(WireError::NoSource);
-    }
-    let body = message
-        .get(HEADER_BYTES as usize..)
-        .ok_or(WireError::ShortBody);
-    let body = match head.kind {
-        CONNREQ => Body::ConnReq(params::<O>(body?)?),
-        CONNACK => Body::ConnAck(params::<O>(body?)?),
-        NOOP => {
-            body?;
-            Body::Noop
-        }
-        IMMEDIATE => {
-            let (header, rest) = lnet(body?)?;
-            let header = lnet::Header::decode(header)?;
-            if let lnet::Body::Hello { .. } = header.body {
-                return Err(WireError::LnetType(lnet::HELLO));
-            }
-            let payload = rest
-                .get(..header.payload_length as usize)
-                .ok_or(WireError::LnetCut)?;
-            Body::Immediate { header, payload }
-        }
-        PUT_REQ => {
-            let (header, rest) = lnet(body?)?;
-            let (cookie, _) = cookie(rest)?;
-            let header = lnet::Header::decode(header)?;
-            if !header.body.has_payload() {
-                return Err(WireError::LnetMismatch);
-            }
-            Body::PutReq { header, cookie }
-        }
-        PUT_NAK => Body::PutNak(done::<O>(body?)?),
-        PUT_ACK => {
-            let (source_cookie, rest) = cookie(body?)?;
-            let (sink_cookie, rest) = cookie(rest)?;
-            Body::PutAck {
-                source_cookie,
-                sink_cookie,
-                sink: Descriptor::decode::<O>(rest, PUT_ACK_SINK, order)?,
-            }
-        }
-        PUT_DONE => Body::PutDone(done::<O>(body?)?),
-        GET_REQ => {
-            let (header, rest) = lnet(body?)?;
-            let (cookie, rest) = cookie(rest)?;
-            let sink = Descriptor::decode::<O>(rest, GET_REQ_SINK, order)?;
-            let header = lnet::Header::decode(header)?;
-            let lnet::Body::Get { .. } = header.body else {
-                return Err(WireError::LnetMismatch);
-            };
-            Body::GetReq {
-                header,
-                cookie,
-                sink,
-            }
-        }
-        GET_DONE => Body::GetDone(done::<O>(body?)?),
-        kind => return Err(WireError::Type(kind)),
-    };
-    let envelope = Envelope {
-        version,
-        credits: head.credits,
-        source,
-        source_stamp: head.srcstamp.get(),
-        destination: Nid(head.dstnid.get()),
-        destination_stamp: head.dststamp.get(),
-    };
-    Ok((Message { envelope, body }, Encoding { order, checksum }))
 }
 
 fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Result<u32, TooLong> {
@@ -389,7 +574,9 @@ pub(super) fn raw_params<O: zerocopy::ByteOrder>(params: &ConnParams) -> layout:
     }
 }
 
-pub(super) fn params<O: zerocopy::ByteOrder>(body: &[u8]) -> Result<ConnParams, WireError> {
+pub(super) fn params<O: zerocopy::ByteOrder + 'static>(
+    body: &[u8],
+) -> Result<ConnParams, WireError> {
     let (view, _) = take::<layout::ConnParams<O>>(body).ok_or(WireError::ShortBody)?;
     Ok(ConnParams {
         queue_depth: view.queue_depth.get(),
@@ -398,19 +585,13 @@ pub(super) fn params<O: zerocopy::ByteOrder>(body: &[u8]) -> Result<ConnParams, 
     })
 }
 
-fn done<O: zerocopy::ByteOrder>(body: &[u8]) -> Result<Done, WireError> {
-    let (view, _) = take::<layout::Completion<O>>(body).ok_or(WireError::ShortBody)?;
-    Ok(Done {
-        cookie: u64::from_ne_bytes(view.cookie),
-        status: view.status.get(),
-    })
-}
-
+#[inline]
 fn lnet(body: &[u8]) -> Result<(&[u8; lnet::HEADER_BYTES], &[u8]), WireError> {
     body.split_first_chunk().ok_or(WireError::ShortBody)
 }
 
 /// Cookies are their maker's: never flipped, only echoed.
+#[inline]
 fn cookie(body: &[u8]) -> Result<(u64, &[u8]), WireError> {
     let (cookie, rest) = body.split_first_chunk().ok_or(WireError::ShortBody)?;
     Ok((u64::from_ne_bytes(*cookie), rest))
