@@ -284,16 +284,24 @@ impl<'a, T> Pool<'a, T> {
     /// As [`remove`](Self::remove), of what needs not be moved out; whether it was there.
     #[inline]
     pub fn discard(&mut self, handle: Handle) -> bool {
+        self.discard_with(handle, |_| ()).is_some()
+    }
+
+    /// As [`discard`](Self::discard), after `take` has made of the value what is still wanted of it.
+    #[inline]
+    pub fn discard_with<R>(&mut self, handle: Handle, take: impl FnOnce(&mut T) -> R) -> Option<R> {
         let free = self.free;
-        let Some(slot) = self.slot(handle) else {
-            return false;
-        };
+        let slot = self.slots.get_mut(handle.index())?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        let taken = take(slot.value.as_mut()?);
         slot.value = None;
         slot.generation = slot.generation.wrapping_add(1);
         slot.next = free;
         self.free = handle.index;
         self.occupied = self.occupied.wrapping_sub(1);
-        true
+        Some(taken)
     }
 
     /// The handle of the value in slot `index`, if there is one.

@@ -142,7 +142,7 @@ pub enum Step {
 /// ends the connection (the kernel does the same); an LNet ACK or REPLY that is not waited for is
 /// dropped silently, as LNet does; an expired transfer whose key the peer may still use stays where it
 /// is (its key and memory stay held, design rule 6).
-#[inline]
+#[inline(always)]
 #[must_use]
 pub const fn step(phase: Phase, input: Input) -> (Phase, Step) {
     use Input as I;
@@ -738,6 +738,14 @@ pub struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
+    /// Nothing of it is queued, on the device or under a key: when it has come to its end, it may go at once.
+    pub(crate) const fn is_bare(&self) -> bool {
+        self.in_flight == 0
+            && !self.queued
+            && self.window.is_none()
+            && !matches!(self.role, Role::Sink)
+    }
+
     /// Something of it is on the send queue. Nothing is to be done then but to wait.
     #[inline]
     pub(crate) const fn posted(&mut self, input: Input) {

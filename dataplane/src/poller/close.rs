@@ -113,77 +113,86 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.
     pub(super) fn end(&mut self, handle: Handle) {
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return;
-        };
-        if let Place::Entry { .. } = transfer.place {
+        if let Some(transfer) = self.transfers.get(handle)
+            && let Place::Entry { .. } = transfer.place
+        {
             self.landed(handle);
         }
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return;
-        };
         // What it holds goes straight to where it belongs, the rest stays where it is: a transfer is several cache lines
         // long.
-        let (connection, own) = (transfer.connection, transfer.role.is_own());
-        if let Some(window) = transfer.window.take() {
-            self.windows.give(window, own);
-        }
-        if let Some(stage) = transfer.stage.take() {
-            self.stages.give(stage, own);
-        }
-        if let Some(message) = transfer.message.take() {
-            self.messages.give(message.into_buffer());
-        }
-        if let Some(state) = self.connections.get_mut(connection) {
-            if transfer.admitted {
-                let share = if own {
-                    &mut state.own
-                } else {
-                    &mut state.peers
-                };
-                *share = share.saturating_sub(1);
+        let ended = self.transfers.discard_with(handle, |transfer| {
+            let own = transfer.role.is_own();
+            if let Some(window) = transfer.window.take() {
+                self.windows.give(window, own);
             }
-            if transfer.reserved {
-                state.credits.unreserve();
+            if let Some(stage) = transfer.stage.take() {
+                self.stages.give(stage, own);
             }
-        }
-        let outcome = transfer.abandoned.map_or(transfer.outcome, Err);
-        if own {
-            self.own = self.own.saturating_sub(1);
-            self.counters.transfers.add(1);
-            if let Ok(bytes) = outcome {
-                self.counters.bytes.add(u64::from(bytes));
+            if let Some(message) = transfer.message.take() {
+                self.messages.give(message.into_buffer());
             }
-        } else {
-            self.counters.peer_transfers.add(1);
+            if let Some(state) = self.connections.get_mut(transfer.connection) {
+                if transfer.admitted {
+                    let share = if own {
+                        &mut state.own
+                    } else {
+                        &mut state.peers
+                    };
+                    *share = share.saturating_sub(1);
+                }
+                if transfer.reserved {
+                    state.credits.unreserve();
+                }
+            }
+            let outcome = transfer.abandoned.map_or(transfer.outcome, Err);
+            if own {
+                self.own = self.own.saturating_sub(1);
+                self.counters.transfers.add(1);
+                if let Ok(bytes) = outcome {
+                    self.counters.bytes.add(u64::from(bytes));
+                }
+            } else {
+                self.counters.peer_transfers.add(1);
+            }
+            if let Some(lease) = transfer.mapping.take() {
+                // Whose peer may still write has the next transfer of this memory go by another key. The old one is live
+                // until its batch is unmapped.
+                let is_quiet = transfer.abandoned.is_none()
+                    && transfer.outcome != Err(Error::ConnectionClosed);
+                self.mappings.release(lease.mapping, is_quiet);
+            }
+            let place = core::mem::replace(&mut transfer.place, Place::Nothing);
+            if let Place::Own(memory) = place
+                && transfer.event
+            {
+                self.events_due = self.events_due.saturating_sub(1);
+                // Room was reserved and only this core puts events in.
+                let _ = self.ends.events.push(Event::Done {
+                    token: transfer.token,
+                    outcome,
+                    memory,
+                });
+            }
+            match transfer.sink {
+                Sink::None | Sink::One(_) => None,
+                Sink::Many { .. } => Some((
+                    transfer.connection,
+                    core::mem::replace(&mut transfer.sink, Sink::None),
+                )),
+            }
+        });
+        if !self.mappings.is_empty() {
+            self.note_mappings();
         }
-        // Whose peer may still write has the next transfer of this memory go by another key. The old one is live until its
-        // batch is unmapped.
-        let is_quiet =
-            transfer.abandoned.is_none() && transfer.outcome != Err(Error::ConnectionClosed);
-        let mapping = transfer.mapping.take();
-        let (token, event) = (transfer.token, transfer.event);
-        let place = core::mem::replace(&mut transfer.place, Place::Nothing);
-        let sink = core::mem::replace(&mut transfer.sink, Sink::None);
-        self.transfers.discard(handle);
-        if let Some(lease) = mapping {
-            self.give_mapping(lease, is_quiet);
-        }
-        if let Place::Own(memory) = place
-            && event
-        {
-            self.tell(Event::Done {
-                token,
-                outcome,
-                memory,
-            });
-        }
-        if let Sink::Many {
-            receive,
-            message,
-            owe,
-            ..
-        } = sink
+        if let Some(Some((
+            connection,
+            Sink::Many {
+                receive,
+                message,
+                owe,
+                ..
+            },
+        ))) = ended
         {
             self.repost(connection, receive, message, owe);
         }

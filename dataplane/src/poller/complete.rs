@@ -69,21 +69,27 @@ impl<'a, N: Nic> Poller<'a, N> {
         state.tail = end;
         let last = end.wrapping_sub(1);
         let mut at = tail;
-        while at != last {
-            let each = self.record.get(connection, at);
-            at = at.wrapping_add(1);
+        loop {
+            let is_last = at == last;
+            let each = if is_last {
+                Some(id)
+            } else {
+                self.record.get(connection, at)
+            };
             if let Some((kind, handle)) = each.and_then(unpack) {
-                self.finished(kind, handle, false);
+                self.finished(kind, handle, failed && is_last);
             }
-        }
-        if let Some((kind, handle)) = unpack(id) {
-            self.finished(kind, handle, failed);
+            if is_last {
+                break;
+            }
+            at = at.wrapping_add(1);
         }
         // Whoever waits for room on this send queue has it now, and keeps the connection listed.
         true
     }
 
     /// One work request is off the send queue.
+    #[inline]
     fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
         match kind {
             Kind::Noop => {
@@ -98,22 +104,29 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.in_flight = state.in_flight.saturating_sub(1);
-        let empty = state.in_flight == 0;
         if kind == Kind::Send {
             state.message = state.message.take().map(|message| message.home());
-        } else if matches!(kind, Kind::Invalidate | Kind::Fence) && !failed {
+        }
+        let empty = state.in_flight == 0;
+        if matches!(kind, Kind::Invalidate | Kind::Fence) && !failed {
             self.key_finished(kind, handle);
         }
-        if empty {
-            let is_over = self
-                .transfers
-                .get(handle)
-                .is_some_and(|state| state.abandoned.is_some());
-            self.apply(handle, Input::Completed);
-            // Its time ended while it was being sent: an ACK is no longer waited for.
-            if is_over {
-                self.apply(handle, Input::Expired);
-            }
+        if !empty {
+            return;
+        }
+        let Some(state) = self.transfers.get_mut(handle) else {
+            return;
+        };
+        // A message, and most others: with its last work request it has ended.
+        if state.phase == Phase::Sent && state.is_bare() {
+            self.end(handle);
+            return;
+        }
+        let is_over = state.abandoned.is_some();
+        self.apply(handle, Input::Completed);
+        // Its time ended while it was being sent: an ACK is no longer waited for.
+        if is_over {
+            self.apply(handle, Input::Expired);
         }
     }
 
@@ -178,7 +191,6 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Moves a transfer on and does what its next step says.
-    #[inline]
     pub(super) fn apply(&mut self, handle: Handle, input: Input) -> Step {
         let Some(state) = self.transfers.get_mut(handle) else {
             return Step::Ignore;

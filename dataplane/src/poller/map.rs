@@ -276,7 +276,7 @@ impl<N: Nic> Poller<'_, N> {
         work
     }
 
-    fn note_mappings(&self) {
+    pub(super) fn note_mappings(&self) {
         let (live, exposed) = (self.mappings.live(), self.mappings.exposed());
         self.counters.mappings_alive.set(live as u64);
         self.counters.mappings_exposed.set(exposed as u64);

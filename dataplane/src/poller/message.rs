@@ -143,7 +143,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
     }
 
     /// Builds the transfer's next message in its buffer and puts it on the chain, which is what `posted` tells the
-    /// transfer.
+    /// transfer. Everything but a whole LNet message.
     pub(super) fn message(
         &mut self,
         state: &mut Connection<'a>,
@@ -151,6 +151,25 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         signalled: bool,
         credit: bool,
         posted: Input,
+    ) {
+        self.post(state, transfer, signalled, credit, Self::build);
+        transfer.posted(posted);
+    }
+
+    /// A whole LNet message.
+    #[inline(always)]
+    pub(super) fn immediate(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
+        self.post(state, transfer, true, true, Self::build_immediate);
+    }
+
+    #[inline(always)]
+    fn post(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        signalled: bool,
+        credit: bool,
+        build: impl FnOnce(&mut Self, &Transfer<'a>, &Envelope, &mut [u8; 4096]) -> u32,
     ) {
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
@@ -161,49 +180,54 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         } else {
             What::Answer { paid }
         };
-        let link = self.link(what, transfer);
+        let envelope = state.terms.envelope(paid);
+        let length = build(self, transfer, &envelope, buffer.bytes());
         // The data is behind this on the queue: who sees the DONE finds the key dead.
         let is_done = transfer.phase == Phase::Data;
         let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
-        let envelope = state.terms.envelope(paid);
-        let length = if credit && !transfer.bulk {
-            self.immediate(transfer, &envelope, buffer.bytes())
-        } else {
-            self.build(transfer, &envelope, buffer.bytes())
-        };
         let sent = buffer.post();
         let id = pack(Kind::Send, self.handle);
         let wr = SendWr::Send {
             message: sent.sge(length),
             invalidate,
         };
+        let link = self.link(what, transfer);
         transfer.message = Some(Slot::Posted(sent));
         self.queue(state, transfer, link, id, signalled, wr);
-        transfer.posted(posted);
     }
 
     /// Writes a whole LNet message; its length.
-    #[inline]
-    fn immediate(&self, transfer: &Transfer<'a>, envelope: &Envelope, to: &mut [u8; 4096]) -> u32 {
-        let length = match transfer.role {
-            Role::Put | Role::Reply => self.payload(transfer, to),
-            _ => 0,
-        };
-        let ours = self.ours();
-        let body = match transfer.role {
-            Role::Put => put(transfer, ours),
-            Role::Get => get(transfer, ours),
-            Role::Ack => lnet::Body::Ack {
-                handle: transfer.handle,
-                match_bits: transfer.match_bits.0,
-                length: transfer.outcome.unwrap_or(0),
-            },
-            _ => lnet::Body::Reply {
-                handle: transfer.handle,
-            },
-        };
-        let header = header(transfer, self.limits, length, body);
-        encode_immediate(envelope, &header, length, to).unwrap_or(0)
+    #[inline(always)]
+    fn build_immediate(
+        &mut self,
+        transfer: &Transfer<'a>,
+        envelope: &Envelope,
+        to: &mut [u8; 4096],
+    ) -> u32 {
+        let (ours, limits) = (self.ours(), self.limits);
+        // Each kind in one go: a header that could be any of them would have to be put together first.
+        match transfer.role {
+            Role::Put => {
+                let length = self.payload(transfer, to);
+                whole(envelope, transfer, limits, length, put(transfer, ours), to)
+            }
+            Role::Get => whole(envelope, transfer, limits, 0, get(transfer, ours), to),
+            Role::Ack => {
+                let body = lnet::Body::Ack {
+                    handle: transfer.handle,
+                    match_bits: transfer.match_bits.0,
+                    length: transfer.outcome.unwrap_or(0),
+                };
+                whole(envelope, transfer, limits, 0, body, to)
+            }
+            _ => {
+                let length = self.payload(transfer, to);
+                let body = lnet::Body::Reply {
+                    handle: transfer.handle,
+                };
+                whole(envelope, transfer, limits, length, body, to)
+            }
+        }
     }
 
     /// Writes any other message that the transfer's phase calls for; its length. Every message fits its buffer.
@@ -352,6 +376,19 @@ const fn header(
         payload_length,
         body,
     }
+}
+
+#[inline(always)]
+fn whole(
+    envelope: &Envelope,
+    transfer: &Transfer<'_>,
+    limits: &Limits,
+    length: u32,
+    body: lnet::Body,
+    to: &mut [u8; 4096],
+) -> u32 {
+    let header = header(transfer, limits, length, body);
+    encode_immediate(envelope, &header, length, to).unwrap_or(0)
 }
 
 /// The body of a PUT; `ours` is what an ACK is to echo.

@@ -432,27 +432,29 @@ impl<'a, N: Nic> Poller<'a, N> {
         if !state.credits.spend() {
             return;
         }
+        if !transfer.bulk {
+            let role = transfer.role;
+            if matches!(role, Role::Put | Role::Reply) {
+                transfer.outcome = Ok(transfer.length);
+            }
+            desk.immediate(state, transfer);
+            let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
+            transfer.posted(match role {
+                Role::Get => Input::PostedGet,
+                _ if wants_ack => Input::PostedLastWantsAck,
+                _ => Input::PostedLast,
+            });
+            return;
+        }
+        let posted = if transfer.role == Role::Get {
+            // What was chosen for it when it was admitted covers it.
+            let _ = desk.register(state, transfer);
+            Input::PostedGetReq
+        } else {
+            Input::PostedPutReq
+        };
         // Whether no invalidate will tell of its messages.
         let told = transfer.window.is_none() || state.terms.keys_killed;
-        let posted = match (transfer.role, transfer.bulk) {
-            (Role::Get, true) => {
-                // What was chosen for it when it was admitted covers it.
-                let _ = desk.register(state, transfer);
-                Input::PostedGetReq
-            }
-            (Role::Get, false) => Input::PostedGet,
-            (_, true) => Input::PostedPutReq,
-            (role, false) => {
-                if role != Role::Ack {
-                    transfer.outcome = Ok(transfer.length);
-                }
-                if role == Role::Put && transfer.handle != WireHandle::NONE {
-                    Input::PostedLastWantsAck
-                } else {
-                    Input::PostedLast
-                }
-            }
-        };
         desk.message(state, transfer, told, true, posted);
     }
 

@@ -148,7 +148,7 @@ impl Header {
     }
 
     /// The header as it goes out. The unused end of the body is zero.
-    #[inline]
+    #[inline(always)]
     pub(super) fn raw(&self) -> Lnet {
         Lnet {
             dest_nid: self.destination.0.into(),
@@ -175,7 +175,7 @@ impl Body {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn raw(&self) -> [u8; 40] {
         match *self {
             Self::Ack {

@@ -466,7 +466,7 @@ impl Body<'_> {
 ///
 /// # Errors
 /// [`TooLong`].
-#[inline]
+#[inline(always)]
 pub fn encode_immediate(
     envelope: &Envelope,
     header: &lnet::Header,
