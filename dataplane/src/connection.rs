@@ -8,13 +8,14 @@
 //! high-water mark. So answers and credit returns never wait for a credit, and two nodes that both
 //! fill their windows cannot block each other.
 
-use crate::memory::Posted;
+use crate::memory::{Buffer, Posted};
 use crate::nic::{Qp, Status};
 use crate::peer::{Stale, Terms};
 use crate::pool::Queue;
 use crate::registration::Choices;
 use crate::time::Instant;
-use crate::wire::WireError;
+use crate::transfer::{Message, Transfer};
+use crate::wire::{Pid, WireError};
 
 /// More credits came back than were spent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -260,7 +261,7 @@ pub struct Connection<'a> {
     pub(crate) listed: bool,
 }
 
-impl Connection<'_> {
+impl<'a> Connection<'a> {
     /// A connection that was just adopted.
     #[must_use]
     pub const fn new(
@@ -320,6 +321,34 @@ impl Connection<'_> {
     #[must_use]
     pub fn has_own_share(&self) -> bool {
         self.state == State::Established && self.own < self.terms.queue_depth
+    }
+
+    /// A transfer of ours takes its share, and a message buffer.
+    #[inline]
+    pub(crate) fn admit(
+        &mut self,
+        transfer: &mut Transfer<'a>,
+        message: Option<Buffer<'a>>,
+        pid: Pid,
+    ) {
+        transfer.message = message.map(Message::Home);
+        transfer.admitted = true;
+        transfer.peer = (self.terms.peer, pid);
+        self.own = self.own.saturating_add(1);
+    }
+
+    /// The queue in which a request waits: for a credit, or for a reserved credit first. It takes one if there is one.
+    #[inline]
+    pub(crate) const fn queue_of(&mut self, transfer: &mut Transfer<'a>) -> &mut Queue {
+        transfer.queued = true;
+        if transfer.bulk && !transfer.reserved && self.reserve.is_empty() {
+            transfer.reserved = self.credits.reserve();
+        }
+        if transfer.bulk && !transfer.reserved {
+            &mut self.reserve
+        } else {
+            &mut self.credited
+        }
     }
 
     /// Whether incoming messages are taken.

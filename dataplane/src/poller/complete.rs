@@ -234,15 +234,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return;
         };
-        transfer.queued = true;
-        if transfer.bulk && !transfer.reserved && state.reserve.is_empty() {
-            transfer.reserved = state.credits.reserve();
-        }
-        let queue = if transfer.bulk && !transfer.reserved {
-            &mut state.reserve
-        } else {
-            &mut state.credited
-        };
+        let queue = state.queue_of(transfer);
         self.transfers.push_back(queue, handle);
         self.list(connection);
     }

@@ -2,7 +2,7 @@
 //! calls for.
 
 use super::Limits;
-use super::record::{Link, What};
+use super::record::What;
 use super::send::Desk;
 use super::sink::{Uncovered, describe, source_region};
 use crate::connection::Connection;
@@ -57,7 +57,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
                 // The rest goes when these are done; the last of them was signalled.
                 return Ok(());
             }
-            let link = self.link(What::Write, transfer);
+            let cursor = transfer.cursor;
             let (remote, most_bytes) = next_target(transfer).ok_or(Uncovered)?;
             let mut pieces: heapless::Vec<Sge, PIECES> = heapless::Vec::new();
             let mut bytes = 0_u32;
@@ -108,13 +108,11 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             is_told = is_last && transfer.fills_sink && state.terms.write_immediates;
             let paid = is_told.then(|| state.credits.pay());
             let imm = paid.map(|paid| Immediate::new(paid, transfer.cookie).to_bits());
-            let link = match paid {
-                Some(paid) => Link {
-                    what: What::Immediate { paid },
-                    ..link
-                },
-                None => link,
+            let what = match paid {
+                Some(paid) => What::Immediate { cursor, paid },
+                None => What::Write { cursor },
             };
+            let link = self.link(what, transfer);
             let wr = SendWr::Write {
                 local: &pieces,
                 remote,
@@ -307,6 +305,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
 }
 
 /// The list that holds a transfer's memory, and where in it that begins.
+#[inline]
 pub(super) fn memory_of<'t, 'a>(
     place: &'t Place<'a>,
     entries: &'t Pool<'_, Attached<'a>>,
@@ -394,12 +393,15 @@ fn whole(
 /// The body of a PUT; `ours` is what an ACK is to echo.
 #[inline]
 fn put(transfer: &Transfer<'_>, ours: WireHandle) -> lnet::Body {
+    let (stamp, object) = ours.words();
+    // Word by word, not byte by byte.
+    let all = if transfer.handle == WireHandle::NONE {
+        u64::MAX
+    } else {
+        0
+    };
     lnet::Body::Put {
-        ack: if transfer.handle == WireHandle::NONE {
-            WireHandle::NONE
-        } else {
-            ours
-        },
+        ack: WireHandle::from_words(stamp | all, object | all),
         match_bits: transfer.match_bits.0,
         hdr_data: transfer.hdr_data,
         portal: transfer.portal.0,

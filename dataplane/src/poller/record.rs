@@ -68,9 +68,8 @@ pub(super) struct Link {
     pub(super) what: What,
     /// The transfer; for a NOOP the connection.
     pub(super) handle: Handle,
-    /// The transfer's phase and cursor before.
+    /// The transfer's phase before.
     pub(super) phase: Phase,
-    pub(super) cursor: Cursor,
 }
 
 /// What a request of the open chain is.
@@ -79,9 +78,13 @@ pub(super) enum What {
     Register,
     Invalidate,
     Fence,
-    Write,
+    /// The transfer's cursor before.
+    Write {
+        cursor: Cursor,
+    },
     /// A WRITE with immediate data, which carried credits back.
     Immediate {
+        cursor: Cursor,
         paid: u8,
     },
     /// A message that carried credits back.

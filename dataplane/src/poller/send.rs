@@ -10,7 +10,7 @@ use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
 use crate::registration::{Mappings, Scratch};
 use crate::time::Instant;
-use crate::transfer::{Cursor, Input, Message as Slot, Phase, Role, Sink, Transfer};
+use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message, ping};
 
@@ -72,7 +72,6 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             what,
             handle: self.handle,
             phase: transfer.phase,
-            cursor: transfer.cursor,
         }
     }
 
@@ -181,7 +180,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
         }
         loop {
-            let queued = self.fill(connection, qp);
+            let queued = self.fill(connection);
             if self.chain.is_empty() {
                 return work;
             }
@@ -286,11 +285,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         ) else {
             return true;
         };
-        transfer.message = self.messages.take().map(Slot::Home);
-        transfer.admitted = true;
+        state.admit(transfer, self.messages.take(), self.limits.pid);
         transfer.queued = false;
-        transfer.peer = (state.terms.peer, self.limits.pid);
-        state.own = state.own.saturating_add(1);
         let input = if is_sink && self.takes_mapping(handle) {
             Input::Unmapped
         } else {
@@ -301,7 +297,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Queues what may go now on the open chain. True if there is more, and only the chain was full.
-    fn fill(&mut self, connection: Handle, qp: Qp) -> bool {
+    fn fill(&mut self, connection: Handle) -> bool {
         loop {
             let Some(state) = self.connections.get_mut(connection) else {
                 return false;
@@ -316,40 +312,42 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             let room = room_of(state.send_wr, state.on_send_queue()) as usize;
             let left = CHAIN.saturating_sub(self.chain.len());
-            let may_ask = state.credits.available() > 0 && !state.credited.is_empty();
-            let next = if !state.invalidates.is_empty() {
-                None
-            } else if !state.answers.is_empty() {
-                self.transfers.front(&state.answers)
-            } else if may_ask {
-                self.transfers.front(&state.credited)
-            } else {
-                None
-            };
-            // The queue is sized for exactly this: who asks for more than the next step takes waits when it is full but for
-            // one, with an invalidate in hand.
-            let step = match next {
-                Some(handle) => {
-                    let registers = self.source_from != usize::MAX;
-                    step_of(self.transfers.get(handle), registers)
+            let may_ask = state.credits.available() > 0;
+            // How many work requests must go together. The queue is sized for exactly this: who asks for more than the next
+            // step takes waits when it is full but for one, with an invalidate in hand.
+            let is_short = |step| room < step || left < step;
+            if let Some(handle) = self.transfers.front(&state.invalidates) {
+                if is_short(1) {
+                    return room >= 1;
                 }
-                None => 1,
-            };
-            if room < step {
-                return false;
-            }
-            if left < step {
-                return true;
-            }
-            let room = room.min(left);
-            if let Some(handle) = self.transfers.pop_front(&mut state.invalidates) {
+                self.transfers.pop_front(&mut state.invalidates);
                 self.invalidate(connection, handle);
-            } else if let Some(handle) = self.transfers.pop_front(&mut state.answers) {
-                self.answer(connection, handle, room);
-            } else if may_ask && let Some(handle) = self.transfers.pop_front(&mut state.credited) {
-                self.request(connection, handle);
+            } else if let Some(handle) = self.transfers.front(&state.answers) {
+                let registers = self.source_from != usize::MAX;
+                let step = step_of(self.transfers.get(handle), registers);
+                if is_short(step) {
+                    return room >= step;
+                }
+                self.transfers.pop_front(&mut state.answers);
+                self.answer(connection, handle, room.min(left));
+            } else if may_ask && let Some(handle) = self.transfers.front(&state.credited) {
+                let bulk = self.transfers.get(handle).is_some_and(|state| state.bulk);
+                let step = if bulk { 2 } else { 1 };
+                if is_short(step) {
+                    return room >= step;
+                }
+                self.transfers.pop_front(&mut state.credited);
+                if bulk {
+                    self.request_bulk(connection, handle);
+                } else {
+                    self.request_message(connection, handle);
+                }
             } else {
+                if is_short(1) {
+                    return room >= 1;
+                }
                 if state.wants_noop(false) {
+                    let qp = state.qp;
                     self.noop(connection, qp);
                 }
                 return false;
@@ -423,8 +421,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    /// What needs a credit.
-    fn request(&mut self, connection: Handle, handle: Handle) {
+    /// A whole LNet message, which needs a credit.
+    #[inline(always)]
+    fn request_message(&mut self, connection: Handle, handle: Handle) {
         let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
             return;
         };
@@ -432,18 +431,26 @@ impl<'a, N: Nic> Poller<'a, N> {
         if !state.credits.spend() {
             return;
         }
-        if !transfer.bulk {
-            let role = transfer.role;
-            if matches!(role, Role::Put | Role::Reply) {
-                transfer.outcome = Ok(transfer.length);
-            }
-            desk.immediate(state, transfer);
-            let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
-            transfer.posted(match role {
-                Role::Get => Input::PostedGet,
-                _ if wants_ack => Input::PostedLastWantsAck,
-                _ => Input::PostedLast,
-            });
+        let role = transfer.role;
+        if matches!(role, Role::Put | Role::Reply) {
+            transfer.outcome = Ok(transfer.length);
+        }
+        desk.immediate(state, transfer);
+        let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
+        transfer.posted(match role {
+            Role::Get => Input::PostedGet,
+            _ if wants_ack => Input::PostedLastWantsAck,
+            _ => Input::PostedLast,
+        });
+    }
+
+    /// A PUT_REQ or GET_REQ, which needs a credit.
+    fn request_bulk(&mut self, connection: Handle, handle: Handle) {
+        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
+            return;
+        };
+        transfer.queued = false;
+        if !state.credits.spend() {
             return;
         }
         let posted = if transfer.role == Role::Get {
@@ -486,7 +493,6 @@ impl<'a, N: Nic> Poller<'a, N> {
             what: What::Noop { paid },
             handle: connection,
             phase: Phase::Sent,
-            cursor: Cursor::default(),
         };
         note(
             &mut self.record,
@@ -548,7 +554,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                     noops = noops.wrapping_add(1);
                     continue;
                 }
-                What::Register | What::Invalidate | What::Fence | What::Write => continue,
+                What::Register | What::Invalidate | What::Fence | What::Write { .. } => continue,
             }
             // The descriptor of a transfer whose DONE went out is no longer needed.
             if let Some(transfer) = self.transfers.get_mut(link.handle)
@@ -576,12 +582,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         state.head = state.head.wrapping_sub(1);
         match link.what {
             What::Answer { paid }
-            | What::Immediate { paid }
+            | What::Immediate { paid, .. }
             | What::Request { paid }
             | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Fence | What::Write => {}
+            What::Register | What::Invalidate | What::Fence | What::Write { .. } => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
@@ -599,7 +605,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         let lost = state.state == State::Closing;
         if !lost {
             transfer.phase = link.phase;
-            transfer.cursor = link.cursor;
+            if let What::Write { cursor } | What::Immediate { cursor, .. } = link.what {
+                transfer.cursor = cursor;
+            }
         }
         match link.what {
             What::Register => {
@@ -619,7 +627,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write | What::Immediate { .. } | What::Fence | What::Noop { .. } => {}
+            What::Write { .. } | What::Immediate { .. } | What::Fence | What::Noop { .. } => {}
         }
         let queue = match link.what {
             What::Invalidate | What::Fence => &mut state.invalidates,

@@ -7,7 +7,7 @@ use crate::nic::{Nic, RKey};
 use crate::pool::Handle;
 use crate::portal::{Attached, LNET_PORTAL, Leaving};
 use crate::time::Instant;
-use crate::transfer::{Cursor, Input, Phase, Place, Role, Sink, Transfer};
+use crate::transfer::{Cursor, Input, Phase, Place, Role, Sink, Transfer, step};
 use crate::wire::lnet::{MTU, WireHandle};
 use crate::wire::{IMMEDIATE_PAYLOAD, Nid};
 
@@ -57,7 +57,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             Operation::Get { optimized } => (Role::Get, large && optimized, 0, false),
         };
         let timeout = request.timeout.unwrap_or(self.limits.timeout);
-        let transfer = Transfer {
+        let mut transfer = Transfer {
             connection,
             role,
             phase: Phase::Waiting,
@@ -96,22 +96,34 @@ impl<'a, N: Nic> Poller<'a, N> {
             reserved: false,
             admitted: false,
         };
+        let Some(state) = self.connections.get_mut(connection) else {
+            return;
+        };
+        // What needs no more than its share and a buffer has it here and now, if nobody waits before it.
+        let is_first = state.waiting.is_empty() && state.has_own_share();
+        let is_plain = role == Role::Put || !large;
+        let is_ready = is_first && is_plain && !self.messages.is_empty();
+        if is_ready {
+            state.admit(&mut transfer, self.messages.take(), self.limits.pid);
+            (transfer.phase, _) = step(Phase::Waiting, Input::Admitted);
+        }
+        let queue = if is_ready {
+            state.queue_of(&mut transfer)
+        } else {
+            &mut state.waiting
+        };
         // `own < own_most` was checked: there is a slot.
         if let Ok(handle) = self.transfers.insert(transfer) {
             self.own = self.own.wrapping_add(1);
-            let Some(state) = self.connections.get_mut(connection) else {
-                return;
-            };
-            if !state.waiting.is_empty()
-                || !state.has_own_share()
-                || !self.admit_own(connection, handle)
+            if is_plain || !is_first {
+                self.transfers.push_back(queue, handle);
+            } else if !self.admit_own(connection, handle)
+                && let Some(state) = self.connections.get_mut(connection)
             {
-                if let Some(state) = self.connections.get_mut(connection) {
-                    self.transfers.push_back(&mut state.waiting, handle);
-                }
-                self.list(connection);
+                self.transfers.push_back(&mut state.waiting, handle);
             }
         }
+        self.list(connection);
     }
 
     /// The length of a request that can be served.
