@@ -379,6 +379,22 @@ impl<'a, T> Pool<'a, T> {
         self.at(queue.head as usize)
     }
 
+    /// All of a queue, the oldest first.
+    #[inline]
+    pub fn iter(&self, queue: &Queue) -> impl Iterator<Item = (Handle, &T)> {
+        let (mut index, mut left) = (queue.head, queue.length);
+        core::iter::from_fn(move || {
+            left = left.checked_sub(1)?;
+            let slot = self.slots.get(index as usize)?;
+            let handle = Handle {
+                index,
+                generation: slot.generation,
+            };
+            index = slot.next;
+            Some((handle, slot.value.as_ref()?))
+        })
+    }
+
     /// The one behind `handle` in its queue.
     #[must_use]
     pub fn after(&self, handle: Handle) -> Option<Handle> {

@@ -119,18 +119,14 @@ impl<'a> Attached<'a> {
 /// The first entry that takes it. Its memory is marked busy by [`Attached::engage`].
 #[must_use]
 pub fn find(entries: &Pool<'_, Attached<'_>>, order: &Queue, question: &Question) -> Option<Match> {
-    let mut at = entries.front(order);
-    while let Some(handle) = at {
-        if let Some((offset, length)) = entries.get(handle)?.accepts(question) {
-            return Some(Match {
-                entry: handle,
-                offset,
-                length,
-            });
-        }
-        at = entries.after(handle);
-    }
-    None
+    entries.iter(order).find_map(|(entry, attached)| {
+        let (offset, length) = attached.accepts(question)?;
+        Some(Match {
+            entry,
+            offset,
+            length,
+        })
+    })
 }
 
 #[cfg(test)]

@@ -271,7 +271,7 @@ impl<N: Nic> Poller<'_, N> {
     pub(super) fn reply_req_arrived(
         &mut self,
         connection: Handle,
-        header: &lnet::Header,
+        header: lnet::View<'_>,
         handle: WireHandle,
         cookie: u64,
         again: bool,
@@ -295,18 +295,18 @@ impl<N: Nic> Poller<'_, N> {
         let too_long = self
             .transfers
             .get(handle)
-            .is_none_or(|transfer| header.payload_length > transfer.length);
+            .is_none_or(|transfer| header.payload_length() > transfer.length);
         if too_long {
             return Err(Reason::BadLength);
         }
-        if header.payload_length == 0 {
+        if header.payload_length() == 0 {
             let then = self.refuse_reply(connection, 0, cookie, now);
             if !matches!(then, Then::HoldReply) {
                 self.apply(handle, Input::Reply);
             }
             return Ok(then);
         }
-        let length = header.payload_length;
+        let length = header.payload_length();
         let Ok(mechanism) = self.choose_own(handle, length) else {
             self.counters.unmappable.add(u64::from(!again));
             let then = self.refuse_reply(connection, EPROTONOSUPPORT, cookie, now);

@@ -380,8 +380,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return Ok(REPOST);
         };
-        let envelope = &message.envelope;
-        state.terms.check(envelope).map_err(Reason::Stale)?;
+        let envelope = message.envelope();
+        state.terms.check(&envelope).map_err(Reason::Stale)?;
         if !counted {
             self.counters.messages_received.add(1);
             state
@@ -397,14 +397,14 @@ impl<'a, N: Nic> Poller<'a, N> {
             Kind::ConnReq | Kind::ConnAck => Err(Reason::UnexpectedType),
             Kind::Immediate => {
                 let (header, payload) = message.immediate().map_err(Reason::Malformed)?;
-                if !self.is_for_us(&header)? {
+                if !self.is_for_us(header)? {
                     return Ok(REPOST_OWE);
                 }
-                match header.body {
+                match header.body() {
                     lnet::Body::Put { .. } => {
-                        self.put_arrived(connection, &header, payload, again, now)
+                        self.put_arrived(connection, header, payload, again, now)
                     }
-                    lnet::Body::Get { .. } => self.get_arrived(connection, &header, again, now),
+                    lnet::Body::Get { .. } => self.get_arrived(connection, header, again, now),
                     lnet::Body::Ack { handle, length, .. } => {
                         self.ack_arrived(connection, handle, length)
                     }
@@ -414,19 +414,19 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
             Kind::PutReq => {
                 let (header, cookie) = message.put_req().map_err(Reason::Malformed)?;
-                match header.body {
+                match header.body() {
                     lnet::Body::Put { .. } => {
-                        self.put_req_arrived(connection, &header, cookie, again, now)
+                        self.put_req_arrived(connection, header, cookie, again, now)
                     }
                     lnet::Body::Reply { handle } => {
-                        self.reply_req_arrived(connection, &header, handle, cookie, again, now)
+                        self.reply_req_arrived(connection, header, handle, cookie, again, now)
                     }
                     _ => Err(Reason::UnexpectedType),
                 }
             }
             Kind::GetReq => {
                 let (header, cookie, sink) = message.get_req().map_err(Reason::Malformed)?;
-                self.get_req_arrived(connection, &header, cookie, &sink, again, now)
+                self.get_req_arrived(connection, header, cookie, &sink, again, now)
             }
             Kind::PutAck => {
                 let (source_cookie, sink_cookie, sink) =
@@ -453,8 +453,9 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Whether the LNet message is ours. One for another network is dropped, since this node does not
     /// route; one for another node of our own network cannot be.
-    pub(super) fn is_for_us(&self, header: &lnet::Header) -> Result<bool, Reason> {
-        let (to, us) = (header.destination, self.limits.nid);
+    #[inline]
+    pub(super) fn is_for_us(&self, header: lnet::View<'_>) -> Result<bool, Reason> {
+        let (to, us) = (header.destination(), self.limits.nid);
         if to == us {
             Ok(true)
         } else if (to.lnd(), to.number()) == (us.lnd(), us.number()) {

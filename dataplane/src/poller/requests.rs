@@ -60,7 +60,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         &self,
         connection: Handle,
         role: Role,
-        header: Option<&lnet::Header>,
+        header: Option<lnet::View<'_>>,
         now: Instant,
     ) -> Transfer<'a> {
         Transfer {
@@ -92,7 +92,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             hdr_data: 0,
             handle: WireHandle::NONE,
             peer: header.map_or((self.limits.nid, self.limits.pid), |header| {
-                (header.source, header.source_pid)
+                (header.source(), header.source_pid())
             }),
             event: false,
             queued: false,
@@ -144,8 +144,8 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Where an incoming PUT or GET lands. `Some(None)`: nowhere.
-    pub(super) fn look_up(&mut self, header: &lnet::Header) -> Option<portal::Match> {
-        let question = match header.body {
+    pub(super) fn look_up(&mut self, header: lnet::View<'_>) -> Option<portal::Match> {
+        let question = match header.body() {
             lnet::Body::Put {
                 match_bits,
                 portal,
@@ -155,9 +155,9 @@ impl<'a, N: Nic> Poller<'a, N> {
                 put: true,
                 portal: Portal(portal),
                 match_bits: MatchBits(match_bits),
-                from: header.source,
+                from: header.source(),
                 offset,
-                length: header.payload_length,
+                length: header.payload_length(),
             },
             lnet::Body::Get {
                 match_bits,
@@ -169,7 +169,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 put: false,
                 portal: Portal(portal),
                 match_bits: MatchBits(match_bits),
-                from: header.source,
+                from: header.source(),
                 offset,
                 length: sink_length.min(lnet::MTU),
             },
@@ -189,10 +189,11 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// A PUT in a message.
+    #[inline(always)]
     pub(super) fn put_arrived(
         &mut self,
         connection: Handle,
-        header: &lnet::Header,
+        header: lnet::View<'_>,
         payload: &[u8],
         again: bool,
         now: Instant,
@@ -202,7 +203,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match_bits,
             hdr_data,
             ..
-        } = header.body
+        } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
@@ -229,8 +230,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.tell(Event::Landed(Landed {
                 token,
                 operation: Incoming::Put { hdr_data },
-                nid: header.source,
-                pid: header.source_pid,
+                nid: header.source(),
+                pid: header.source_pid(),
                 match_bits: MatchBits(match_bits),
                 offset: u32::try_from(found.offset).unwrap_or(u32::MAX),
                 outcome: Ok(found.length),
@@ -256,7 +257,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub(super) fn get_arrived(
         &mut self,
         connection: Handle,
-        header: &lnet::Header,
+        header: lnet::View<'_>,
         again: bool,
         now: Instant,
     ) -> Result<Then, Reason> {
@@ -266,7 +267,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             portal,
             sink_length,
             ..
-        } = header.body
+        } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
@@ -314,7 +315,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub(super) fn put_req_arrived(
         &mut self,
         connection: Handle,
-        header: &lnet::Header,
+        header: lnet::View<'_>,
         cookie: u64,
         again: bool,
         now: Instant,
@@ -324,7 +325,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match_bits,
             hdr_data,
             ..
-        } = header.body
+        } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
@@ -390,7 +391,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     pub(super) fn get_req_arrived(
         &mut self,
         connection: Handle,
-        header: &lnet::Header,
+        header: lnet::View<'_>,
         cookie: u64,
         sink: &Descriptor<'_>,
         again: bool,
@@ -398,11 +399,11 @@ impl<'a, N: Nic> Poller<'a, N> {
     ) -> Result<Then, Reason> {
         let lnet::Body::Get {
             match_bits, portal, ..
-        } = header.body
+        } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
-        if header.destination != self.limits.nid {
+        if header.destination() != self.limits.nid {
             return Err(Reason::WrongAddress);
         }
         if self.must_queue(connection, again) || !self.has_share(connection) {

@@ -119,6 +119,7 @@ pub(super) struct LnetAck {
     pub(super) dst_wmd: [u8; 16],
     pub(super) match_bits: Le64,
     pub(super) mlength: Le32,
+    pub(super) rest: [u8; 12],
 }
 
 /// LNet PUT.
@@ -141,6 +142,15 @@ pub(super) struct LnetGet {
     pub(super) ptl_index: Le32,
     pub(super) src_offset: Le32,
     pub(super) sink_length: Le32,
+    pub(super) rest: [u8; 4],
+}
+
+/// LNet REPLY.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct LnetReply {
+    pub(super) dst_wmd: [u8; 16],
+    pub(super) rest: [u8; 24],
 }
 
 /// LNet HELLO.
@@ -149,6 +159,7 @@ pub(super) struct LnetGet {
 pub(super) struct LnetHello {
     pub(super) incarnation: Le64,
     pub(super) kind: Le32,
+    pub(super) rest: [u8; 28],
 }
 
 /// Start of a ping info.
@@ -210,10 +221,12 @@ const _: () = {
     assert!(size_of::<RejectStart<O>>() == 7);
     assert!(size_of::<Reject<O>>() == super::REJECT_BYTES);
     assert!(size_of::<Lnet>() == 72);
-    assert!(size_of::<LnetAck>() == 28);
+    // Each fills the body of a header.
+    assert!(size_of::<LnetAck>() == 40);
     assert!(size_of::<LnetPut>() == 40);
-    assert!(size_of::<LnetGet>() == 36);
-    assert!(size_of::<LnetHello>() == 12);
+    assert!(size_of::<LnetGet>() == 40);
+    assert!(size_of::<LnetReply>() == 40);
+    assert!(size_of::<LnetHello>() == 40);
     assert!(size_of::<Ping<O>>() == 16);
     assert!(size_of::<PingEntry<O>>() == 16);
 };

@@ -1,8 +1,6 @@
 //! The LNet header: 72 bytes, little-endian whoever sends it.
 
-use zerocopy::{Immutable, IntoBytes};
-
-use super::layout::{self, Lnet, take};
+use super::layout::{self, Lnet};
 use super::{Nid, Pid, WireError};
 
 /// Bytes of a header.
@@ -114,27 +112,9 @@ impl Header {
     /// # Errors
     /// [`ShortBody`](WireError::ShortBody), [`LnetType`](WireError::LnetType),
     /// [`LnetPayload`](WireError::LnetPayload), [`LnetTooLong`](WireError::LnetTooLong).
-    #[inline]
     pub fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let (view, _) = take::<Lnet>(bytes).ok_or(WireError::ShortBody)?;
-        let payload_length = view.payload_length.get();
-        let kind = view.kind.get();
-        let body = body(kind, &view.body)?;
-        let header = Self {
-            destination: Nid(view.dest_nid.get()),
-            source: Nid(view.src_nid.get()),
-            destination_pid: Pid(view.dest_pid.get()),
-            source_pid: Pid(view.src_pid.get()),
-            payload_length,
-            body,
-        };
-        match header.body {
-            Body::Ack { .. } | Body::Get { .. } if payload_length != 0 => {
-                Err(WireError::LnetPayload)
-            }
-            _ if payload_length > MTU => Err(WireError::LnetTooLong(payload_length)),
-            _ => Ok(header),
-        }
+        let bytes = bytes.first_chunk().ok_or(WireError::ShortBody)?;
+        Ok(View::new(bytes)?.header())
     }
 
     /// Whether o2iblnd may carry it: no HELLO, payload only where it belongs and not too much of it.
@@ -162,6 +142,128 @@ impl Header {
     }
 }
 
+/// A header that has been checked, as it stands in its message.
+#[derive(Clone, Copy)]
+pub struct View<'m>(&'m Lnet);
+
+impl<'m> View<'m> {
+    /// Makes the checks that need no knowledge of the node.
+    ///
+    /// # Errors
+    /// [`LnetType`](WireError::LnetType), [`LnetPayload`](WireError::LnetPayload),
+    /// [`LnetTooLong`](WireError::LnetTooLong).
+    #[inline(always)]
+    pub fn new(bytes: &'m [u8; HEADER_BYTES]) -> Result<Self, WireError> {
+        let view: &Lnet = zerocopy::transmute_ref!(bytes);
+        let length = view.payload_length.get();
+        match view.kind.get() {
+            ACK | GET if length != 0 => Err(WireError::LnetPayload),
+            ACK | PUT | GET | REPLY | HELLO if length > MTU => Err(WireError::LnetTooLong(length)),
+            ACK | PUT | GET | REPLY | HELLO => Ok(Self(view)),
+            unknown => Err(WireError::LnetType(unknown)),
+        }
+    }
+
+    /// [`Header::destination`].
+    #[inline]
+    #[must_use]
+    pub fn destination(self) -> Nid {
+        Nid(self.0.dest_nid.get())
+    }
+
+    /// [`Header::source`].
+    #[inline]
+    #[must_use]
+    pub fn source(self) -> Nid {
+        Nid(self.0.src_nid.get())
+    }
+
+    /// [`Header::source_pid`].
+    #[inline]
+    #[must_use]
+    pub fn source_pid(self) -> Pid {
+        Pid(self.0.src_pid.get())
+    }
+
+    /// [`Header::payload_length`].
+    #[inline]
+    #[must_use]
+    pub fn payload_length(self) -> u32 {
+        self.0.payload_length.get()
+    }
+
+    /// Whether it is a [`Body::Hello`].
+    #[inline]
+    #[must_use]
+    pub fn is_hello(self) -> bool {
+        self.0.kind.get() == HELLO
+    }
+
+    /// [`Header::body`].
+    #[inline(always)]
+    #[must_use]
+    pub fn body(self) -> Body {
+        let bytes = &self.0.body;
+        // The checks have seen which it is: what is left is a HELLO.
+        match self.0.kind.get() {
+            ACK => {
+                let view: &layout::LnetAck = zerocopy::transmute_ref!(bytes);
+                Body::Ack {
+                    handle: WireHandle(view.dst_wmd),
+                    match_bits: view.match_bits.get(),
+                    length: view.mlength.get(),
+                }
+            }
+            PUT => {
+                let view: &layout::LnetPut = zerocopy::transmute_ref!(bytes);
+                Body::Put {
+                    ack: WireHandle(view.ack_wmd),
+                    match_bits: view.match_bits.get(),
+                    hdr_data: view.hdr_data.get(),
+                    portal: view.ptl_index.get(),
+                    offset: view.offset.get(),
+                }
+            }
+            GET => {
+                let view: &layout::LnetGet = zerocopy::transmute_ref!(bytes);
+                Body::Get {
+                    reply: WireHandle(view.return_wmd),
+                    match_bits: view.match_bits.get(),
+                    portal: view.ptl_index.get(),
+                    offset: view.src_offset.get(),
+                    sink_length: view.sink_length.get(),
+                }
+            }
+            REPLY => {
+                let view: &layout::LnetReply = zerocopy::transmute_ref!(bytes);
+                Body::Reply {
+                    handle: WireHandle(view.dst_wmd),
+                }
+            }
+            _ => {
+                let view: &layout::LnetHello = zerocopy::transmute_ref!(bytes);
+                Body::Hello {
+                    incarnation: view.incarnation.get(),
+                    kind: view.kind.get(),
+                }
+            }
+        }
+    }
+
+    /// All of it.
+    #[must_use]
+    pub fn header(self) -> Header {
+        Header {
+            destination: self.destination(),
+            source: self.source(),
+            destination_pid: Pid(self.0.dest_pid.get()),
+            source_pid: self.source_pid(),
+            payload_length: self.payload_length(),
+            body: self.body(),
+        }
+    }
+}
+
 impl Body {
     /// The type code.
     #[must_use]
@@ -182,10 +284,11 @@ impl Body {
                 handle,
                 match_bits,
                 length,
-            } => padded(&layout::LnetAck {
+            } => zerocopy::transmute!(layout::LnetAck {
                 dst_wmd: handle.0,
                 match_bits: match_bits.into(),
                 mlength: length.into(),
+                rest: [0; 12],
             }),
             Self::Put {
                 ack,
@@ -193,7 +296,7 @@ impl Body {
                 hdr_data,
                 portal,
                 offset,
-            } => padded(&layout::LnetPut {
+            } => zerocopy::transmute!(layout::LnetPut {
                 ack_wmd: ack.0,
                 match_bits: match_bits.into(),
                 hdr_data: hdr_data.into(),
@@ -206,17 +309,22 @@ impl Body {
                 portal,
                 offset,
                 sink_length,
-            } => padded(&layout::LnetGet {
+            } => zerocopy::transmute!(layout::LnetGet {
                 return_wmd: reply.0,
                 match_bits: match_bits.into(),
                 ptl_index: portal.into(),
                 src_offset: offset.into(),
                 sink_length: sink_length.into(),
+                rest: [0; 4],
             }),
-            Self::Reply { handle } => padded(&handle.0),
-            Self::Hello { incarnation, kind } => padded(&layout::LnetHello {
+            Self::Reply { handle } => zerocopy::transmute!(layout::LnetReply {
+                dst_wmd: handle.0,
+                rest: [0; 24],
+            }),
+            Self::Hello { incarnation, kind } => zerocopy::transmute!(layout::LnetHello {
                 incarnation: incarnation.into(),
                 kind: kind.into(),
+                rest: [0; 28],
             }),
         }
     }
@@ -226,63 +334,6 @@ impl Body {
     pub const fn has_payload(&self) -> bool {
         matches!(self, Self::Put { .. } | Self::Reply { .. })
     }
-}
-
-/// A body of less than 40 bytes, with zeros behind.
-#[inline]
-fn padded<T: IntoBytes + Immutable>(view: &T) -> [u8; 40] {
-    let mut body = [0; 40];
-    // None is longer.
-    let _ = view.write_to_prefix(&mut body);
-    body
-}
-
-#[inline]
-fn body(kind: u32, bytes: &[u8; 40]) -> Result<Body, WireError> {
-    Ok(match kind {
-        ACK => {
-            let (view, _) = take::<layout::LnetAck>(bytes).ok_or(WireError::ShortBody)?;
-            Body::Ack {
-                handle: WireHandle(view.dst_wmd),
-                match_bits: view.match_bits.get(),
-                length: view.mlength.get(),
-            }
-        }
-        PUT => {
-            let (view, _) = take::<layout::LnetPut>(bytes).ok_or(WireError::ShortBody)?;
-            Body::Put {
-                ack: WireHandle(view.ack_wmd),
-                match_bits: view.match_bits.get(),
-                hdr_data: view.hdr_data.get(),
-                portal: view.ptl_index.get(),
-                offset: view.offset.get(),
-            }
-        }
-        GET => {
-            let (view, _) = take::<layout::LnetGet>(bytes).ok_or(WireError::ShortBody)?;
-            Body::Get {
-                reply: WireHandle(view.return_wmd),
-                match_bits: view.match_bits.get(),
-                portal: view.ptl_index.get(),
-                offset: view.src_offset.get(),
-                sink_length: view.sink_length.get(),
-            }
-        }
-        REPLY => {
-            let (handle, _) = bytes.split_first_chunk().ok_or(WireError::ShortBody)?;
-            Body::Reply {
-                handle: WireHandle(*handle),
-            }
-        }
-        HELLO => {
-            let (view, _) = take::<layout::LnetHello>(bytes).ok_or(WireError::ShortBody)?;
-            Body::Hello {
-                incarnation: view.incarnation.get(),
-                kind: view.kind.get(),
-            }
-        }
-        unknown => return Err(WireError::LnetType(unknown)),
-    })
 }
 
 const ACK: u32 = 0;

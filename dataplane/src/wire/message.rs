@@ -133,7 +133,7 @@ impl Message<'_> {
     pub fn decode(bytes: &[u8]) -> Result<(Message<'_>, Encoding), WireError> {
         let opened = Opened::new(bytes)?;
         let body = opened.body()?;
-        let envelope = opened.envelope;
+        let envelope = opened.envelope();
         Ok((Message { envelope, body }, opened.encoding))
     }
 
@@ -164,17 +164,15 @@ impl Message<'_> {
     }
 }
 
-/// A message of which the o2iblnd header has been checked, and the body not yet. Who wants to know what it says asks
-/// for the body of its kind: nothing is read twice, and nothing is put together only to be taken apart.
-#[derive(Clone, Copy, Debug)]
+/// A message of which the o2iblnd header has been checked, and the body not yet. It reads in place: who wants to know
+/// what it says asks for the body of its kind, and nothing is put together only to be taken apart.
+#[derive(Clone, Copy)]
 pub struct Opened<'m> {
-    /// What every message carries.
-    pub envelope: Envelope,
-    /// How it is written.
-    pub encoding: Encoding,
-    kind: u8,
+    /// Read as little-endian; its sender's order is `encoding.order`.
+    head: &'m Head<LittleEndian>,
     /// What stands behind the header; `None` where that is cut.
     body: Option<&'m [u8]>,
+    encoding: Encoding,
 }
 
 impl<'m> Opened<'m> {
@@ -182,60 +180,56 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
+    #[inline(always)]
     pub fn new(bytes: &'m [u8]) -> Result<Self, WireError> {
         let bytes = bytes.get(..MESSAGE_BYTES as usize).unwrap_or(bytes);
         let (start, _) = take::<Start<LittleEndian>>(bytes).ok_or(WireError::Runt)?;
-        if start.magic.get() == MAGIC {
-            Self::read::<LittleEndian>(bytes, ByteOrder::Little)
-        } else {
-            Self::read_swapped(bytes)
-        }
-    }
-
-    #[cold]
-    fn read_swapped(bytes: &'m [u8]) -> Result<Self, WireError> {
-        let (start, _) = take::<Start<BigEndian>>(bytes).ok_or(WireError::Runt)?;
-        match start.magic.get() {
-            MAGIC => Self::read::<BigEndian>(bytes, ByteOrder::Big),
-            magic => Err(WireError::Magic(magic.swap_bytes())),
-        }
-    }
-
-    #[inline]
-    fn read<O: zerocopy::ByteOrder + 'static>(
-        bytes: &'m [u8],
-        order: ByteOrder,
-    ) -> Result<Self, WireError> {
-        let (start, _) = take::<Start<O>>(bytes).ok_or(WireError::Runt)?;
-        let version = start.version.get();
+        let order = match start.magic.get() {
+            MAGIC => ByteOrder::Little,
+            magic if magic.swap_bytes() == MAGIC => ByteOrder::Big,
+            magic => return Err(WireError::Magic(magic)),
+        };
+        let version = order.of_u16(start.version.get());
         if version != V1 && version != V2 {
             return Err(WireError::Version(version));
         }
-        let (head, _) = take::<Head<O>>(bytes).ok_or(WireError::ShortHeader)?;
-        let nob = head.nob.get();
+        let (head, _) = take::<Head<LittleEndian>>(bytes).ok_or(WireError::ShortHeader)?;
+        let nob = order.of_u32(head.nob.get());
         let message = bytes.get(..nob as usize).ok_or(WireError::Truncated(nob))?;
-        let checksum = match head.cksum.get() {
+        let checksum = match order.of_u32(head.cksum.get()) {
             0 => Checksum::None,
             sum => checksum::recognise(message, sum).ok_or(WireError::Checksum)?,
         };
-        let source = Nid(head.srcnid.get());
-        if source == Nid::ANY {
+        // The same in either order.
+        if Nid(head.srcnid.get()) == Nid::ANY {
             return Err(WireError::NoSource);
         }
         Ok(Self {
-            envelope: Envelope {
-                version,
-                credits: head.credits,
-                source,
-                source_stamp: head.srcstamp.get(),
-                destination: Nid(head.dstnid.get()),
-                destination_stamp: head.dststamp.get(),
-            },
-            encoding: Encoding { order, checksum },
-            kind: head.kind,
+            head,
             body: message.get(HEADER_BYTES as usize..),
+            encoding: Encoding { order, checksum },
         })
+    }
+
+    /// What every message carries.
+    #[inline(always)]
+    #[must_use]
+    pub fn envelope(&self) -> Envelope {
+        let (head, order) = (self.head, self.encoding.order);
+        Envelope {
+            version: order.of_u16(head.start.version.get()),
+            credits: head.credits,
+            source: Nid(order.of_u64(head.srcnid.get())),
+            source_stamp: order.of_u64(head.srcstamp.get()),
+            destination: Nid(order.of_u64(head.dstnid.get())),
+            destination_stamp: order.of_u64(head.dststamp.get()),
+        }
+    }
+
+    /// How it is written.
+    #[must_use]
+    pub const fn encoding(&self) -> Encoding {
+        self.encoding
     }
 
     /// Its kind.
@@ -244,7 +238,8 @@ impl<'m> Opened<'m> {
     /// [`Type`](WireError::Type); [`ShortBody`](WireError::ShortBody) where even the header is cut.
     #[inline]
     pub fn kind(&self) -> Result<Kind, WireError> {
-        let kind = Kind::of(self.kind).ok_or(WireError::Type(self.kind))?;
+        let code = self.head.kind;
+        let kind = Kind::of(code).ok_or(WireError::Type(code))?;
         if self.body.is_none() {
             return Err(WireError::ShortBody);
         }
@@ -262,11 +257,17 @@ impl<'m> Opened<'m> {
             Kind::Noop => Body::Noop,
             Kind::Immediate => {
                 let (header, payload) = self.immediate()?;
-                Body::Immediate { header, payload }
+                Body::Immediate {
+                    header: header.header(),
+                    payload,
+                }
             }
             Kind::PutReq => {
                 let (header, cookie) = self.put_req()?;
-                Body::PutReq { header, cookie }
+                Body::PutReq {
+                    header: header.header(),
+                    cookie,
+                }
             }
             Kind::PutNak => Body::PutNak(self.done()?),
             Kind::PutAck => {
@@ -281,7 +282,7 @@ impl<'m> Opened<'m> {
             Kind::GetReq => {
                 let (header, cookie, sink) = self.get_req()?;
                 Body::GetReq {
-                    header,
+                    header: header.header(),
                     cookie,
                     sink,
                 }
@@ -305,15 +306,15 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
-    pub fn immediate(&self) -> Result<(lnet::Header, &'m [u8]), WireError> {
+    #[inline(always)]
+    pub fn immediate(&self) -> Result<(lnet::View<'m>, &'m [u8]), WireError> {
         let (header, rest) = lnet(self.rest())?;
-        let header = lnet::Header::decode(header)?;
-        if let lnet::Body::Hello { .. } = header.body {
+        let header = lnet::View::new(header)?;
+        if header.is_hello() {
             return Err(WireError::LnetType(lnet::HELLO));
         }
         let payload = rest
-            .get(..header.payload_length as usize)
+            .get(..header.payload_length() as usize)
             .ok_or(WireError::LnetCut)?;
         Ok((header, payload))
     }
@@ -323,11 +324,11 @@ impl<'m> Opened<'m> {
     /// # Errors
     /// The first check that failed.
     #[inline]
-    pub fn put_req(&self) -> Result<(lnet::Header, u64), WireError> {
+    pub fn put_req(&self) -> Result<(lnet::View<'m>, u64), WireError> {
         let (header, rest) = lnet(self.rest())?;
         let (cookie, _) = cookie(rest)?;
-        let header = lnet::Header::decode(header)?;
-        if !header.body.has_payload() {
+        let header = lnet::View::new(header)?;
+        if !header.body().has_payload() {
             return Err(WireError::LnetMismatch);
         }
         Ok((header, cookie))
@@ -350,12 +351,12 @@ impl<'m> Opened<'m> {
     /// # Errors
     /// The first check that failed.
     #[inline]
-    pub fn get_req(&self) -> Result<(lnet::Header, u64, Descriptor<'m>), WireError> {
+    pub fn get_req(&self) -> Result<(lnet::View<'m>, u64, Descriptor<'m>), WireError> {
         let (header, rest) = lnet(self.rest())?;
         let (cookie, rest) = cookie(rest)?;
         let sink = self.descriptor(rest, GET_REQ_SINK)?;
-        let header = lnet::Header::decode(header)?;
-        let lnet::Body::Get { .. } = header.body else {
+        let header = lnet::View::new(header)?;
+        let lnet::Body::Get { .. } = header.body() else {
             return Err(WireError::LnetMismatch);
         };
         Ok((header, cookie, sink))
@@ -369,13 +370,10 @@ impl<'m> Opened<'m> {
     pub fn done(&self) -> Result<Done, WireError> {
         let view = take::<layout::Completion<LittleEndian>>(self.rest());
         let (view, _) = view.ok_or(WireError::ShortBody)?;
-        let status = view.status.get();
+        let status = view.status.get().cast_unsigned();
         Ok(Done {
             cookie: u64::from_ne_bytes(view.cookie),
-            status: match self.encoding.order {
-                ByteOrder::Little => status,
-                ByteOrder::Big => status.swap_bytes(),
-            },
+            status: self.encoding.order.of_u32(status).cast_signed(),
         })
     }
 

@@ -68,6 +68,28 @@ impl ByteOrder {
     };
 }
 
+macro_rules! of {
+    ($($name:ident: $number:ident,)*) => {
+        impl ByteOrder {
+            $(
+                /// A number of a message of this order that was read as little-endian.
+                #[inline]
+                const fn $name(self, read: $number) -> $number {
+                    match self {
+                        Self::Little => read,
+                        Self::Big => read.swap_bytes(),
+                    }
+                }
+            )*
+        }
+    };
+}
+of! {
+    of_u16: u16,
+    of_u32: u32,
+    of_u64: u64,
+}
+
 /// How a message is checksummed.
 ///
 /// ko2iblnd adds plain C `char`s, so the sum depends on where it was compiled: x86 before Linux 6.2
