@@ -367,21 +367,27 @@ impl<'a> Connection<'a> {
             && !self.noops.is_full()
     }
 
-    /// Whether anything waits that a later poll must look at again.
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        // A NOOP that the device did not take, or for which there was no buffer.
-        self.wants_noop(false)
-            || !self.waiting.is_empty()
-            || !self.reserve.is_empty()
-            || !self.credited.is_empty()
-            || !self.answers.is_empty()
-            || !self.invalidates.is_empty()
+    /// Whether something waits for anything else than a credit or room on the send queue.
+    #[inline]
+    pub(crate) const fn holds_back(&self) -> bool {
+        !self.waiting.is_empty()
             || !self.copies.is_empty()
             || !self.mappings.is_empty()
             || !self.held.is_empty()
             || !self.held_replies.is_empty()
             || !self.reposts.is_empty()
+    }
+
+    /// Whether anything waits that a later poll must look at again.
+    #[must_use]
+    pub fn has_work(&self) -> bool {
+        // A NOOP that the device did not take, or for which there was no buffer.
+        self.wants_noop(false)
+            || self.holds_back()
+            || !self.reserve.is_empty()
+            || !self.credited.is_empty()
+            || !self.answers.is_empty()
+            || !self.invalidates.is_empty()
             || matches!(self.state, State::Closing)
     }
 }

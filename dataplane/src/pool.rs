@@ -96,11 +96,13 @@ pub const fn pack_write(handle: Handle, nth: u16) -> WrId {
 }
 
 /// The inverse of [`pack`]; `None` for an id that no `pack` made.
+#[inline]
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
-    let kind = match id.0 >> 56 {
+    let number = id.0 >> 60;
+    let kind = match (id.0 >> 56) & 15 {
         1 => Kind::Send,
-        kind if kind & 15 == 2 => Kind::Write,
+        2 => Kind::Write,
         3 => Kind::Register,
         4 => Kind::Invalidate,
         5 => Kind::Noop,
@@ -109,6 +111,10 @@ pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
         8 => Kind::Fence,
         _ => return None,
     };
+    // Only WRITEs have numbers.
+    if number != 0 && !matches!(kind, Kind::Write) {
+        return None;
+    }
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
 }
 

@@ -246,7 +246,15 @@ impl<N: Nic> Poller<'_, N> {
 
     /// Sends unused mappings to the control side, some per poll, when a batch is due; and frees those of an ended one,
     /// some per poll, too.
+    #[inline]
     pub(super) fn unmap(&mut self) -> u32 {
+        if self.mappings.total() == 0 {
+            return 0;
+        }
+        self.unmap_some()
+    }
+
+    fn unmap_some(&mut self) -> u32 {
         // At the end, when no transfer can come any more.
         let end = self.stopping && self.transfers.is_empty();
         let mut work = self.mappings.free(PER_POLL);

@@ -236,15 +236,20 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         };
         let written = i32::try_from(transfer.cursor.written).unwrap_or(i32::MAX);
         // What says no more than how it went needs no header.
-        let done = match (transfer.phase, transfer.role) {
-            (_, Role::Nak(errno)) => Some(Body::PutNak(status(errno))),
-            (_, Role::Refusal(errno)) => Some(Body::GetDone(status(errno))),
-            (Phase::Data, Role::Source) => Some(Body::GetDone(status(written))),
-            (Phase::Data, _) => Some(Body::PutDone(status(written))),
-            _ => None,
-        };
-        if let Some(body) = done {
-            return encode(envelope, body, to);
+        match (transfer.phase, transfer.role) {
+            (_, Role::Nak(errno)) => {
+                return encode(envelope, Body::PutNak(status(errno)), to);
+            }
+            (_, Role::Refusal(errno)) => {
+                return encode(envelope, Body::GetDone(status(errno)), to);
+            }
+            (Phase::Data, Role::Source) => {
+                return encode(envelope, Body::GetDone(status(written)), to);
+            }
+            (Phase::Data, _) => {
+                return encode(envelope, Body::PutDone(status(written)), to);
+            }
+            _ => {}
         }
         let cookie = self.cookie;
         if transfer.phase != Phase::Answer && transfer.role != Role::Get {
@@ -261,18 +266,18 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let mut one = [Fragment::default()];
         let zero_based = self.capabilities.zero_based;
         let sink = describe(transfer, self.entries, zero_based, self.scratch, &mut one);
-        let body = if transfer.phase == Phase::Answer {
-            Body::PutAck {
+        if transfer.phase == Phase::Answer {
+            let body = Body::PutAck {
                 source_cookie: transfer.cookie,
                 sink_cookie: cookie,
                 sink,
-            }
-        } else {
-            Body::GetReq {
-                header: header(transfer, self.limits, 0, get(transfer, ours)),
-                cookie,
-                sink,
-            }
+            };
+            return encode(envelope, body, to);
+        }
+        let body = Body::GetReq {
+            header: header(transfer, self.limits, 0, get(transfer, ours)),
+            cookie,
+            sink,
         };
         encode(envelope, body, to)
     }
@@ -421,7 +426,7 @@ const fn get(transfer: &Transfer<'_>, ours: WireHandle) -> lnet::Body {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn encode(envelope: &Envelope, body: Body<'_>, to: &mut [u8; 4096]) -> u32 {
     let message = Message {
         envelope: *envelope,

@@ -37,6 +37,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Starts a transfer of the peer. `has_share` said that there is room.
+    #[inline(always)]
     pub(super) fn admit(&mut self, mut transfer: Transfer<'a>) -> Option<Handle> {
         transfer.message = self.messages.take().map(Slot::Home);
         let connection = transfer.connection;
@@ -56,6 +57,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
+    #[inline(always)]
     pub(super) fn blank(
         &self,
         connection: Handle,

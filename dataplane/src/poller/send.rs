@@ -125,52 +125,42 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
+    #[inline]
     pub(super) fn send(&mut self, now: Instant) -> u32 {
+        if self.listed.is_empty() {
+            return 0;
+        }
+        self.serve_listed(now)
+    }
+
+    fn serve_listed(&mut self, now: Instant) -> u32 {
         let mut listed = core::mem::take(&mut self.listed);
         let mut work = 0_u32;
         while let Some(connection) = self.connections.pop_front(&mut listed) {
-            if let Some(state) = self.connections.get_mut(connection) {
-                state.listed = false;
-            }
             work = work.saturating_add(self.serve(connection, now));
-            if self
-                .connections
-                .get(connection)
-                .is_some_and(Connection::has_work)
+            if let Some(state) = self.connections.get_mut(connection)
+                && state.has_work()
+                && !state.listed
             {
-                self.list(connection);
+                state.listed = true;
+                self.connections.push_back(&mut self.listed, connection);
             }
         }
         work
     }
 
     fn serve(&mut self, connection: Handle, now: Instant) -> u32 {
-        let Some(state) = self.connections.get(connection) else {
+        let Some(state) = self.connections.get_mut(connection) else {
             return 0;
         };
+        state.listed = false;
         if state.state == State::Closing {
             return u32::from(self.drain(connection));
         }
-        let mut work = self.copy_slices(connection);
-        let Some(state) = self.connections.get(connection) else {
-            return work;
-        };
         let qp = state.qp;
-        let held = !state.held.is_empty() || !state.held_replies.is_empty();
-        let (reposts, waiting) = (!state.reposts.is_empty(), !state.waiting.is_empty());
-        let mapping = !state.mappings.is_empty();
-        if reposts || held || waiting || mapping {
-            if reposts {
-                work = work.saturating_add(self.retry_reposts(connection));
-            }
-            if held {
-                work = work.saturating_add(self.take_held(connection, now));
-            }
-            if waiting {
-                self.admit_waiting(connection);
-            }
-            // Those that were admitted now may find theirs at once.
-            work = work.saturating_add(self.map_waiting(connection, now));
+        let mut work = 0_u32;
+        if state.holds_back() {
+            work = self.serve_held(connection, now);
             if self
                 .connections
                 .get(connection)
@@ -195,6 +185,16 @@ impl<'a, N: Nic> Poller<'a, N> {
                 return work;
             }
         }
+    }
+
+    /// What waits for something else than a credit or room on the send queue.
+    fn serve_held(&mut self, connection: Handle, now: Instant) -> u32 {
+        let mut work = self.copy_slices(connection);
+        work = work.saturating_add(self.retry_reposts(connection));
+        work = work.saturating_add(self.take_held(connection, now));
+        self.admit_waiting(connection);
+        // Those that were admitted now may find theirs at once.
+        work.saturating_add(self.map_waiting(connection, now))
     }
 
     /// Receives that the device would not take earlier.

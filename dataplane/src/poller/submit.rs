@@ -16,26 +16,49 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// no slot stays at the head; what needs none goes on until one comes.
     pub(super) fn submit(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
-        // An entry needs two: one to say that it is attached, one for its end.
-        while self.ends.events.free() > self.events_due.saturating_add(1)
-            && let Some(submission) = self.pending.take().or_else(|| self.ends.submissions.pop())
+        if self.pending.is_some() {
+            work = self.submit_pending(now);
+        }
+        while self.may_submit()
+            && let Some(submission) = self.ends.submissions.pop()
         {
-            work = work.saturating_add(1);
             match submission {
-                Submission::Transfer(_) if self.own >= self.own_most => {
-                    self.pending = Some(submission);
-                    return work.saturating_sub(1);
-                }
-                Submission::Transfer(request) => {
+                Submission::Transfer(request) if self.own < self.own_most => {
                     self.reserve_event();
                     self.start(request, now);
+                }
+                Submission::Transfer(_) => {
+                    self.pending = Some(submission);
+                    return work;
                 }
                 Submission::Attach(entry) => self.attach(entry),
                 Submission::Detach { entry } => self.detach(entry),
                 Submission::Cancel { token } => self.cancel(token, now),
             }
+            work = work.saturating_add(1);
         }
         work
+    }
+
+    /// Whether the next submission may be taken: none waits for a slot, and an entry would find room for two events, one to
+    /// say that it is attached and one for its end.
+    #[inline]
+    fn may_submit(&mut self) -> bool {
+        self.pending.is_none() && self.ends.events.free() > self.events_due.saturating_add(1)
+    }
+
+    /// The transfer that found no slot, if there is one now.
+    #[cold]
+    fn submit_pending(&mut self, now: Instant) -> u32 {
+        if self.own >= self.own_most || self.ends.events.free() <= self.events_due.saturating_add(1)
+        {
+            return 0;
+        }
+        if let Some(Submission::Transfer(request)) = self.pending.take() {
+            self.reserve_event();
+            self.start(request, now);
+        }
+        1
     }
 
     fn start(&mut self, request: Request<'a>, now: Instant) {

@@ -141,8 +141,9 @@ impl Message<'_> {
     ///
     /// # Errors
     /// [`TooLong`].
+    #[inline(always)]
     pub fn encode(&self, to: &mut [u8; MESSAGE_BYTES as usize]) -> Result<u32, TooLong> {
-        self.encode_as(Encoding::PLAIN, to)
+        encode::<zerocopy::NativeEndian>(self, to)
     }
 
     /// Writes the message; how many bytes it has.
@@ -488,6 +489,7 @@ pub fn encode_immediate(
     Ok(nob)
 }
 
+#[inline(always)]
 fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Result<u32, TooLong> {
     let (head_at, body_at) = to
         .split_at_mut_checked(HEADER_BYTES as usize)
