@@ -11,7 +11,7 @@
 use crate::memory::{Buffer, Posted};
 use crate::nic::{Qp, Status};
 use crate::peer::{Stale, Terms};
-use crate::pool::Queue;
+use crate::pool::{Handle, Queue};
 use crate::registration::Choices;
 use crate::time::Instant;
 use crate::transfer::{Message, Transfer};
@@ -231,6 +231,8 @@ pub struct Connection<'a> {
     pub(crate) answers: Queue,
     /// Keys to be invalidated.
     pub(crate) invalidates: Queue,
+    /// The last message of a run that the device took in part: nothing signalled is behind it.
+    pub(crate) untold: Option<Handle>,
     /// Transfers with data in a staging buffer.
     pub(crate) copies: Queue,
     /// Transfers whose sink is being mapped, or waits for that.
@@ -285,6 +287,7 @@ impl<'a> Connection<'a> {
             credited: Queue::new(),
             answers: Queue::new(),
             invalidates: Queue::new(),
+            untold: None,
             copies: Queue::new(),
             mappings: Queue::new(),
             held: Queue::new(),
@@ -388,6 +391,7 @@ impl<'a> Connection<'a> {
             || !self.credited.is_empty()
             || !self.answers.is_empty()
             || !self.invalidates.is_empty()
+            || self.untold.is_some()
             || matches!(self.state, State::Closing)
     }
 }

@@ -81,6 +81,26 @@ pub enum Kind {
     Fence = 8,
 }
 
+/// By their numbers. The four bits above number WRITEs.
+const KINDS: [Option<Kind>; 16] = [
+    None,
+    Some(Kind::Send),
+    Some(Kind::Write),
+    Some(Kind::Register),
+    Some(Kind::Invalidate),
+    Some(Kind::Noop),
+    Some(Kind::Receive),
+    Some(Kind::Drain),
+    Some(Kind::Fence),
+    None,
+    None,
+    None,
+    None,
+    None,
+    None,
+    None,
+];
+
 /// Kind and handle in one work request id.
 #[must_use]
 pub const fn pack(kind: Kind, handle: Handle) -> WrId {
@@ -99,22 +119,9 @@ pub const fn pack_write(handle: Handle, nth: u16) -> WrId {
 #[inline]
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
-    let number = id.0 >> 60;
-    let kind = match (id.0 >> 56) & 15 {
-        1 => Kind::Send,
-        2 => Kind::Write,
-        3 => Kind::Register,
-        4 => Kind::Invalidate,
-        5 => Kind::Noop,
-        6 => Kind::Receive,
-        7 => Kind::Drain,
-        8 => Kind::Fence,
-        _ => return None,
-    };
-    // Only WRITEs have numbers.
-    if number != 0 && !matches!(kind, Kind::Write) {
+    let Some(kind) = KINDS[((id.0 >> 56) & 15) as usize] else {
         return None;
-    }
+    };
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
 }
 
@@ -383,6 +390,16 @@ impl<'a, T> Pool<'a, T> {
             return None;
         }
         self.at(queue.head as usize)
+    }
+
+    /// The value of the oldest.
+    #[inline]
+    #[must_use]
+    pub fn first(&self, queue: &Queue) -> Option<&T> {
+        if queue.length == 0 {
+            return None;
+        }
+        self.slots.get(queue.head as usize)?.value.as_ref()
     }
 
     /// All of a queue, the oldest first.

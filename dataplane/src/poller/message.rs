@@ -150,14 +150,26 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         credit: bool,
         posted: Input,
     ) {
-        self.post(state, transfer, signalled, credit, Self::build);
+        let request = credit.then_some(true);
+        self.post(state, transfer, signalled, request, Self::build);
         transfer.posted(posted);
     }
 
     /// A whole LNet message.
     #[inline(always)]
-    pub(super) fn immediate(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
-        self.post(state, transfer, true, true, Self::build_immediate);
+    pub(super) fn immediate(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        told: bool,
+    ) {
+        self.post(
+            state,
+            transfer,
+            told,
+            Some(told),
+            |desk, transfer, envelope, to| desk.build_immediate(transfer, envelope, to),
+        );
     }
 
     #[inline(always)]
@@ -166,17 +178,16 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         state: &mut Connection<'a>,
         transfer: &mut Transfer<'a>,
         signalled: bool,
-        credit: bool,
+        request: Option<bool>,
         build: impl FnOnce(&mut Self, &Transfer<'a>, &Envelope, &mut [u8; 4096]) -> u32,
     ) {
         let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
             return;
         };
         let paid = state.credits.pay();
-        let what = if credit {
-            What::Request { paid }
-        } else {
-            What::Answer { paid }
+        let what = match request {
+            Some(told) => What::Request { paid, told },
+            None => What::Answer { paid },
         };
         let envelope = state.terms.envelope(paid);
         let length = build(self, transfer, &envelope, buffer.bytes());

@@ -91,9 +91,11 @@ pub(super) enum What {
     Answer {
         paid: u8,
     },
-    /// A message that carried credits back and took one.
+    /// A message that carried credits back and took one. Not `told`: the completion of a message behind it in the chain
+    /// speaks for it.
     Request {
         paid: u8,
+        told: bool,
     },
     Noop {
         paid: u8,

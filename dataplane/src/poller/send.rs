@@ -316,7 +316,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             // How many work requests must go together. The queue is sized for exactly this: who asks for more than the next
             // step takes waits when it is full but for one, with an invalidate in hand.
             let is_short = |step| room < step || left < step;
-            if let Some(handle) = self.transfers.front(&state.invalidates) {
+            if let Some(handle) = state.untold {
+                if is_short(1) {
+                    return room >= 1;
+                }
+                state.untold = None;
+                self.tell_of(connection, handle);
+            } else if let Some(handle) = self.transfers.front(&state.invalidates) {
                 if is_short(1) {
                     return room >= 1;
                 }
@@ -340,7 +346,14 @@ impl<'a, N: Nic> Poller<'a, N> {
                 if bulk {
                     self.request_bulk(connection, handle);
                 } else {
-                    self.request_message(connection, handle);
+                    // Of a run of messages the last is signalled: that the next is one of it is certain.
+                    let follows = room.min(left) > 1
+                        && state.credits.available() > 1
+                        && self
+                            .transfers
+                            .first(&state.credited)
+                            .is_some_and(|next| !next.bulk);
+                    self.request_message(connection, handle, !follows);
                 }
             } else {
                 if is_short(1) {
@@ -386,6 +399,16 @@ impl<'a, N: Nic> Poller<'a, N> {
         transfer.posted(Input::PostedInvalidate);
     }
 
+    /// The device took only the beginning of a run of messages: a signalled request tells when that is done.
+    #[cold]
+    fn tell_of(&mut self, connection: Handle, handle: Handle) {
+        if let Some((mut desk, state, transfer)) = self.desk(connection, handle)
+            && transfer.in_flight != 0
+        {
+            desk.fence(state, transfer);
+        }
+    }
+
     /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
     fn answer(&mut self, connection: Handle, handle: Handle, room: usize) {
         let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
@@ -423,7 +446,7 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// A whole LNet message, which needs a credit.
     #[inline(always)]
-    fn request_message(&mut self, connection: Handle, handle: Handle) {
+    fn request_message(&mut self, connection: Handle, handle: Handle, told: bool) {
         let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
             return;
         };
@@ -435,7 +458,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         if matches!(role, Role::Put | Role::Reply) {
             transfer.outcome = Ok(transfer.length);
         }
-        desk.immediate(state, transfer);
+        desk.immediate(state, transfer, told);
         let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
         transfer.posted(match role {
             Role::Get => Input::PostedGet,
@@ -541,6 +564,16 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.take_back(connection, link);
             }
         }
+        if accepted < length
+            && let Some(Link {
+                what: What::Request { told: false, .. },
+                handle,
+                ..
+            }) = self.chain.last()
+            && let Some(state) = self.connections.get_mut(connection)
+        {
+            state.untold = Some(*handle);
+        }
         let (mut messages, mut noops, mut immediates) = (0_u64, 0_u64, 0_u64);
         while let Some(link) = self.chain.pop() {
             match link.what {
@@ -583,7 +616,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         match link.what {
             What::Answer { paid }
             | What::Immediate { paid, .. }
-            | What::Request { paid }
+            | What::Request { paid, .. }
             | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }

@@ -16,49 +16,33 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// no slot stays at the head; what needs none goes on until one comes.
     pub(super) fn submit(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
-        if self.pending.is_some() {
-            work = self.submit_pending(now);
-        }
-        while self.may_submit()
-            && let Some(submission) = self.ends.submissions.pop()
-        {
-            match submission {
-                Submission::Transfer(request) if self.own < self.own_most => {
-                    self.reserve_event();
-                    self.start(request, now);
-                }
-                Submission::Transfer(_) => {
-                    self.pending = Some(submission);
+        // An entry needs two: one to say that it is attached, one for its end.
+        while self.ends.events.free() > self.events_due.saturating_add(1) {
+            let next = if self.pending.is_none() {
+                self.ends.submissions.pop()
+            } else if self.own < self.own_most {
+                self.pending.take()
+            } else {
+                return work;
+            };
+            match next {
+                None => return work,
+                Some(Submission::Transfer(_)) if self.own >= self.own_most => {
+                    self.pending = next;
                     return work;
                 }
-                Submission::Attach(entry) => self.attach(entry),
-                Submission::Detach { entry } => self.detach(entry),
-                Submission::Cancel { token } => self.cancel(token, now),
+                Some(Submission::Transfer(request)) => {
+                    // It was seen that there is room.
+                    self.events_due = self.events_due.wrapping_add(1);
+                    self.start(request, now);
+                }
+                Some(Submission::Attach(entry)) => self.attach(entry),
+                Some(Submission::Detach { entry }) => self.detach(entry),
+                Some(Submission::Cancel { token }) => self.cancel(token, now),
             }
             work = work.saturating_add(1);
         }
         work
-    }
-
-    /// Whether the next submission may be taken: none waits for a slot, and an entry would find room for two events, one to
-    /// say that it is attached and one for its end.
-    #[inline]
-    fn may_submit(&mut self) -> bool {
-        self.pending.is_none() && self.ends.events.free() > self.events_due.saturating_add(1)
-    }
-
-    /// The transfer that found no slot, if there is one now.
-    #[cold]
-    fn submit_pending(&mut self, now: Instant) -> u32 {
-        if self.own >= self.own_most || self.ends.events.free() <= self.events_due.saturating_add(1)
-        {
-            return 0;
-        }
-        if let Some(Submission::Transfer(request)) = self.pending.take() {
-            self.reserve_event();
-            self.start(request, now);
-        }
-        1
     }
 
     fn start(&mut self, request: Request<'a>, now: Instant) {
