@@ -103,6 +103,13 @@ impl<'a> Attached<'a> {
         Some((offset, length))
     }
 
+    /// A transfer moves in it no longer; whether it is leaving.
+    #[inline]
+    pub(crate) const fn disengage(&mut self) -> bool {
+        self.busy = self.busy.saturating_sub(1);
+        self.leaving.is_some()
+    }
+
     /// A transfer begins to move where it matched.
     #[inline]
     pub fn engage(&mut self, found: &Match) {

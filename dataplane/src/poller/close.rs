@@ -103,11 +103,10 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// One transfer less in an entry.
     pub(super) fn release_entry(&mut self, entry: Handle) {
-        if let Some(attached) = self.entries.get_mut(entry) {
-            attached.busy = attached.busy.saturating_sub(1);
-            if attached.leaving.is_some() {
-                self.let_go(entry);
-            }
+        if let Some(attached) = self.entries.get_mut(entry)
+            && attached.disengage()
+        {
+            self.let_go(entry);
         }
     }
 

@@ -6,7 +6,7 @@ use super::record::What;
 use super::send::Desk;
 use super::sink::{Uncovered, describe, source_region};
 use crate::connection::Connection;
-use crate::memory::PageList;
+use crate::memory::{Buffer, PageList};
 use crate::nic::{Nic, Remote, SendWr, Sge};
 use crate::peer::Immediate;
 use crate::pool::{Kind, Pool, pack, pack_write};
@@ -150,8 +150,18 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         credit: bool,
         posted: Input,
     ) {
-        let request = credit.then_some(true);
-        self.post(state, transfer, signalled, request, Self::build);
+        let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
+            return;
+        };
+        let paid = state.credits.pay();
+        let envelope = state.terms.envelope(paid);
+        let length = self.build(transfer, &envelope, buffer.bytes());
+        let what = if credit {
+            What::Request { paid, told: true }
+        } else {
+            What::Answer { paid }
+        };
+        self.post(state, transfer, buffer, length, what, signalled);
         transfer.posted(posted);
     }
 
@@ -163,13 +173,14 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         transfer: &mut Transfer<'a>,
         told: bool,
     ) {
-        self.post(
-            state,
-            transfer,
-            told,
-            Some(told),
-            |desk, transfer, envelope, to| desk.build_immediate(transfer, envelope, to),
-        );
+        let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
+            return;
+        };
+        let paid = state.credits.pay();
+        let envelope = state.terms.envelope(paid);
+        let length = self.build_immediate(transfer, &envelope, buffer.bytes());
+        let what = What::Request { paid, told };
+        self.post(state, transfer, buffer, length, what, told);
     }
 
     #[inline(always)]
@@ -177,20 +188,11 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         &mut self,
         state: &mut Connection<'a>,
         transfer: &mut Transfer<'a>,
+        buffer: Buffer<'a>,
+        length: u32,
+        what: What,
         signalled: bool,
-        request: Option<bool>,
-        build: impl FnOnce(&mut Self, &Transfer<'a>, &Envelope, &mut [u8; 4096]) -> u32,
     ) {
-        let Some(Slot::Home(mut buffer)) = transfer.message.take() else {
-            return;
-        };
-        let paid = state.credits.pay();
-        let what = match request {
-            Some(told) => What::Request { paid, told },
-            None => What::Answer { paid },
-        };
-        let envelope = state.terms.envelope(paid);
-        let length = build(self, transfer, &envelope, buffer.bytes());
         // The data is behind this on the queue: who sees the DONE finds the key dead.
         let is_done = transfer.phase == Phase::Data;
         let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
@@ -300,7 +302,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
     }
 
     /// Copies the payload of a message to where it belongs; how many bytes it has.
-    #[inline]
+    #[inline(always)]
     fn payload(&self, transfer: &Transfer<'a>, to: &mut [u8; 4096]) -> u32 {
         let length = transfer.length;
         let Some(room) = to

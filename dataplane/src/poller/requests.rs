@@ -204,7 +204,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             ack,
             match_bits,
             hdr_data,
-            ..
+            portal,
+            offset,
         } = header.body()
         else {
             return Err(Reason::UnexpectedType);
@@ -212,23 +213,34 @@ impl<'a, N: Nic> Poller<'a, N> {
         if self.must_queue(connection, again) {
             return Ok(Then::Hold);
         }
-        let Some(found) = self.look_up(header) else {
+        let question = Question {
+            put: true,
+            portal: Portal(portal),
+            match_bits: MatchBits(match_bits),
+            from: header.source(),
+            offset,
+            length: header.payload_length(),
+        };
+        let Some(found) = portal::find(&self.entries, &self.attached, &question) else {
             self.counters.unmatched.add(1);
             return Ok(REPOST_OWE);
         };
-        let Some((options, token)) = self.prepare(&found) else {
-            return Ok(Then::Hold);
+        let has_share = ack == WireHandle::NONE || self.has_share(connection);
+        let Some(attached) = self.entries.get_mut(found.entry) else {
+            return Ok(REPOST_OWE);
         };
+        let (options, token) = (attached.entry.options, attached.entry.token);
         let wants_ack = ack != WireHandle::NONE && !options.contains(EntryOptions::ACK_DISABLE);
-        if wants_ack && !self.has_share(connection) {
+        let wants_event = options.contains(EntryOptions::EVENTS);
+        if (wants_ack && !has_share) || (wants_event && self.ends.events.free() <= self.events_due)
+        {
             return Ok(Then::Hold);
         }
-        if let Some(attached) = self.entries.get_mut(found.entry) {
-            attached.engage(&found);
-            let taken = payload.get(..found.length as usize).unwrap_or(payload);
-            attached.entry.memory.write_at(found.offset, taken);
-        }
-        if options.contains(EntryOptions::EVENTS) && self.reserve_event() {
+        attached.engage(&found);
+        let taken = payload.get(..found.length as usize).unwrap_or(payload);
+        attached.entry.memory.write_at(found.offset, taken);
+        let leaves = attached.disengage();
+        if wants_event && self.reserve_event() {
             self.tell(Event::Landed(Landed {
                 token,
                 operation: Incoming::Put { hdr_data },
@@ -239,7 +251,9 @@ impl<'a, N: Nic> Poller<'a, N> {
                 outcome: Ok(found.length),
             }));
         }
-        self.release_entry(found.entry);
+        if leaves {
+            self.let_go(found.entry);
+        }
         if wants_ack {
             let mut transfer = self.blank(connection, Role::Ack, Some(header), now);
             transfer.phase = Phase::Waiting;

@@ -38,7 +38,7 @@ pub(super) struct Desk<'p, 'a, N: Nic> {
 
 impl<'a, N: Nic> Desk<'_, 'a, N> {
     /// One work request of the transfer; `link` says how it was before.
-    #[inline]
+    #[inline(always)]
     pub(super) fn queue(
         &mut self,
         state: &mut Connection<'a>,
@@ -53,7 +53,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
     }
 
     /// Writes down a work request that is on the device's chain.
-    #[inline]
+    #[inline(always)]
     pub(super) fn queued(
         &mut self,
         state: &mut Connection<'a>,
@@ -66,7 +66,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
     }
 
     /// How the transfer is now, for the work request that comes next.
-    #[inline]
+    #[inline(always)]
     pub(super) const fn link(&self, what: What, transfer: &Transfer<'_>) -> Link {
         Link {
             what,
@@ -94,7 +94,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// A transfer, its connection, and what puts its work requests on the chain.
-    #[inline]
+    #[inline(always)]
     pub(super) fn desk(
         &mut self,
         connection: Handle,
@@ -699,7 +699,7 @@ const fn room_of(send_wr: u32, used: u32) -> u32 {
 }
 
 /// One work request more on the send queue of a connection.
-#[inline]
+#[inline(always)]
 pub(super) fn note(
     record: &mut Record<'_>,
     chain: &mut Chain,
