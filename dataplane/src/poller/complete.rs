@@ -67,53 +67,46 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         // Nothing is sent before the send stage, so that all of it may be taken off at once.
         state.tail = end;
-        let last = end.wrapping_sub(1);
         let mut at = tail;
-        loop {
-            let is_last = at == last;
-            let each = if is_last {
-                Some(id)
-            } else {
-                self.record.get(connection, at)
-            };
-            if let Some((kind, handle)) = each.and_then(unpack) {
-                self.finished(kind, handle, failed && is_last);
-            }
-            if is_last {
-                break;
-            }
+        while at != end {
+            let each = self.record.get(connection, at);
             at = at.wrapping_add(1);
+            if let Some((kind, handle)) = each.and_then(unpack) {
+                self.finished(kind, handle, failed && at == end);
+            }
         }
         // Whoever waits for room on this send queue has it now, and keeps the connection listed.
         true
     }
 
     /// One work request is off the send queue.
-    #[inline]
+    #[inline(always)]
     fn finished(&mut self, kind: Kind, handle: Handle, failed: bool) {
-        match kind {
-            Kind::Noop => {
+        if matches!(kind, Kind::Noop | Kind::Drain | Kind::Receive) {
+            if kind == Kind::Noop {
                 self.noop_finished(handle);
-                return;
             }
-            Kind::Drain | Kind::Receive => return,
-            Kind::Send | Kind::Write | Kind::Register | Kind::Invalidate | Kind::Fence => {}
+            return;
         }
         let Some(state) = self.transfers.get_mut(handle) else {
             self.counters.stale_completions.add(1);
             return;
         };
         state.in_flight = state.in_flight.saturating_sub(1);
+        let empty = state.in_flight == 0;
         if kind == Kind::Send {
             state.message = state.message.take().map(|message| message.home());
         }
-        let empty = state.in_flight == 0;
         if matches!(kind, Kind::Invalidate | Kind::Fence) && !failed {
             self.key_finished(kind, handle);
         }
-        if !empty {
-            return;
+        if empty {
+            self.all_finished(handle);
         }
+    }
+
+    /// Nothing of a transfer is on the send queue any more.
+    fn all_finished(&mut self, handle: Handle) {
         let Some(state) = self.transfers.get_mut(handle) else {
             return;
         };
@@ -153,6 +146,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         self.died(handle);
     }
 
+    #[cold]
     fn noop_finished(&mut self, connection: Handle) {
         let noop = self
             .connections
