@@ -254,6 +254,8 @@ pub(super) struct Hand {
     /// Slots due, in units of 2^-32.
     due: u64,
     moved: Instant,
+    /// Before that, nothing is due.
+    until: Instant,
 }
 
 impl Hand {
@@ -267,6 +269,7 @@ impl Hand {
             rate: slots_fixed.checked_div(turn).unwrap_or(0).max(1),
             due: 0,
             moved: now,
+            until: now,
         }
     }
 
@@ -276,7 +279,15 @@ impl Hand {
     }
 
     /// Moves on to `now`; how many slots to look at, at most [`Hand::MOST`] at a time.
+    #[inline]
     pub(super) fn advance(&mut self, now: Instant) -> u32 {
+        if now < self.until && now >= self.moved {
+            return 0;
+        }
+        self.catch_up(now)
+    }
+
+    fn catch_up(&mut self, now: Instant) -> u32 {
         let elapsed = now.since(self.moved);
         self.moved = now;
         // Never more than one round behind.
@@ -289,6 +300,9 @@ impl Hand {
             .unwrap_or(u32::MAX)
             .min(Self::MOST);
         self.due = self.due.saturating_sub(u64::from(whole) << 32);
+        let short = (1_u64 << 32).saturating_sub(self.due);
+        let wait = short.checked_div(self.rate).unwrap_or(0);
+        self.until = now.after(Ticks(wait));
         whole
     }
 

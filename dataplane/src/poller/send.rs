@@ -2,6 +2,7 @@
 //! NOOP; one doorbell for all of it.
 
 use super::record::{CHAIN, Chain, Link, Record, What, Windows};
+use super::sink::{choose, cover};
 use super::{Limits, Poller, Received};
 use crate::connection::{Connection, State};
 use crate::counters::Counters;
@@ -10,7 +11,7 @@ use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
 use crate::registration::{Mappings, Scratch};
 use crate::time::Instant;
-use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer};
+use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer, step};
 use crate::wire::lnet::WireHandle;
 use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message, ping};
 
@@ -252,47 +253,56 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// Gives a transfer of ours, which is in no queue, its share of the queue pair, a buffer and a window: all or nothing.
     /// False if it has to wait. That its connection has a share for it has been seen.
     pub(super) fn admit_own(&mut self, connection: Handle, handle: Handle) -> bool {
-        let Some(transfer) = self.transfers.get_mut(handle) else {
-            return true;
-        };
-        if self.messages.is_empty() {
-            return false;
-        }
-        // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
-        // last window could be what the peer's own request waits for, and the REPLY behind that.
-        let is_sink = transfer.role == Role::Get && transfer.bulk;
-        // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
-        if transfer.role == Role::Get && transfer.length > IMMEDIATE_PAYLOAD {
-            let length = transfer.length;
-            let Ok(mechanism) = self.choose_own(handle, length) else {
-                self.counters.unmappable.add(1);
-                self.refuse_own(handle);
-                return true;
-            };
-            if is_sink {
-                let Some(cover) = self.take_cover(connection, mechanism, length, true) else {
-                    return false;
-                };
-                if let Some(transfer) = self.transfers.get_mut(handle) {
-                    transfer.window = cover.window;
-                    transfer.stage = cover.stage;
-                }
-            }
-        }
         let (Some(state), Some(transfer)) = (
             self.connections.get_mut(connection),
             self.transfers.get_mut(handle),
         ) else {
             return true;
         };
+        if self.messages.is_empty() {
+            return false;
+        }
+        let length = transfer.length;
+        let mut is_mapped = false;
+        // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+        if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
+            let chosen = choose(transfer, &state.choices, length, &mut self.scratch);
+            let Ok(mechanism) = chosen else {
+                self.counters.unmappable.add(1);
+                self.refuse_own(handle);
+                return true;
+            };
+            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+            // last window could be what the peer's own request waits for, and the REPLY behind that.
+            if transfer.bulk {
+                let takes_window = state.choices.takes_window(mechanism, length);
+                let (windows, stages) = (&mut self.windows, &mut self.stages);
+                let cover = cover(
+                    takes_window,
+                    mechanism,
+                    true,
+                    windows,
+                    stages,
+                    self.counters,
+                );
+                let Some(cover) = cover else {
+                    return false;
+                };
+                transfer.window = cover.window;
+                transfer.stage = cover.stage;
+                is_mapped = state.choices.takes_mapping(mechanism, length);
+            }
+        }
         state.admit(transfer, self.messages.take(), self.limits.pid);
         transfer.queued = false;
-        let input = if is_sink && self.takes_mapping(handle) {
-            Input::Unmapped
-        } else {
-            Input::Admitted
-        };
-        self.apply(handle, input);
+        if is_mapped {
+            self.apply(handle, Input::Unmapped);
+            return true;
+        }
+        (transfer.phase, _) = step(transfer.phase, Input::Admitted);
+        let queue = state.queue_of(transfer);
+        self.transfers.push_back(queue, handle);
+        self.list(connection);
         true
     }
 

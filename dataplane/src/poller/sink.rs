@@ -3,16 +3,19 @@
 
 use super::Poller;
 use super::message::{base_of, memory_of};
-use super::record::What;
+use super::record::{What, Windows};
 use super::send::Desk;
 use crate::connection::Connection;
+use crate::counters::Counters;
 use crate::endpoint::Error;
 use crate::memory::PageList;
 use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
-use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stock};
+use crate::registration::{
+    Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stages, Stock,
+};
 use crate::transfer::{Input, Phase, Place, Transfer};
 use crate::wire::{self, Fragment};
 
@@ -54,19 +57,9 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// What becomes of a sink in the memory of a transfer of ours. It is chosen once.
     pub(super) fn choose_own(&mut self, handle: Handle, length: u32) -> Result<Mechanism, Refused> {
         let transfer = self.transfers.get_mut(handle).ok_or(Refused::Empty)?;
-        if let Some(mechanism) = transfer.mechanism {
-            return Ok(mechanism);
-        }
         let state = self.connections.get(transfer.connection);
         let state = state.ok_or(Refused::Empty)?;
-        let Place::Own(list) = &transfer.place else {
-            return Err(Refused::Empty);
-        };
-        let chosen = state
-            .choices
-            .choose_for(&mut self.scratch, list, 0, length)?;
-        transfer.mechanism = Some(chosen.mechanism);
-        Ok(chosen.mechanism)
+        choose(transfer, &state.choices, length, &mut self.scratch)
     }
 
     /// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
@@ -79,30 +72,8 @@ impl<'a, N: Nic> Poller<'a, N> {
     ) -> Option<Cover<'a>> {
         let choices = &self.connections.get(connection)?.choices;
         let takes_window = choices.takes_window(mechanism, length);
-        let takes_stage = mechanism == Mechanism::Staging;
-        if (takes_window && !self.windows.has(own)) || (takes_stage && !self.stages.has(own)) {
-            return None;
-        }
-        match mechanism {
-            Mechanism::FragmentList => self.counters.fragment_lists.add(1),
-            Mechanism::PageList => self.counters.page_lists.add(1),
-            Mechanism::Window => self.counters.windows.add(1),
-            Mechanism::Mapping => self.counters.mappings.add(1),
-            Mechanism::Arena => self.counters.arenas.add(1),
-            Mechanism::Staging => self.counters.stagings.add(1),
-        }
-        Some(Cover {
-            window: if takes_window {
-                self.windows.take(own)
-            } else {
-                None
-            },
-            stage: if takes_stage {
-                self.stages.take(own)
-            } else {
-                None
-            },
-        })
+        let (windows, stages) = (&mut self.windows, &mut self.stages);
+        cover(takes_window, mechanism, own, windows, stages, self.counters)
     }
 
     /// The key of a transfer's sink is dead. What lies in a staging buffer is copied now.
@@ -324,6 +295,58 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         self.queued(state, transfer, link, id);
         true
     }
+}
+
+/// What becomes of a sink in the memory of a transfer of ours. It is chosen once.
+#[inline(always)]
+pub(super) fn choose(
+    transfer: &mut Transfer<'_>,
+    choices: &Choices,
+    length: u32,
+    scratch: &mut Scratch,
+) -> Result<Mechanism, Refused> {
+    if let Some(mechanism) = transfer.mechanism {
+        return Ok(mechanism);
+    }
+    let Place::Own(list) = &transfer.place else {
+        return Err(Refused::Empty);
+    };
+    let chosen = choices.choose_for(scratch, list, 0, length)?;
+    transfer.mechanism = Some(chosen.mechanism);
+    Ok(chosen.mechanism)
+}
+
+/// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
+#[inline(always)]
+pub(super) fn cover<'a>(
+    takes_window: bool,
+    mechanism: Mechanism,
+    own: bool,
+    windows: &mut Windows<'_>,
+    stages: &mut Stages<'a>,
+    counters: &Counters,
+) -> Option<Cover<'a>> {
+    let takes_stage = mechanism == Mechanism::Staging;
+    if (takes_window && !windows.has(own)) || (takes_stage && !stages.has(own)) {
+        return None;
+    }
+    let counter = match mechanism {
+        Mechanism::FragmentList => &counters.fragment_lists,
+        Mechanism::PageList => &counters.page_lists,
+        Mechanism::Window => &counters.windows,
+        Mechanism::Mapping => &counters.mappings,
+        Mechanism::Arena => &counters.arenas,
+        Mechanism::Staging => &counters.stagings,
+    };
+    counter.add(1);
+    Some(Cover {
+        window: if takes_window {
+            windows.take(own)
+        } else {
+            None
+        },
+        stage: if takes_stage { stages.take(own) } else { None },
+    })
 }
 
 /// What was chosen for a sink does not cover it, or its descriptor is shorter than was said: cannot be.
