@@ -190,10 +190,25 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// What waits for something else than a credit or room on the send queue.
     fn serve_held(&mut self, connection: Handle, now: Instant) -> u32 {
-        let mut work = self.copy_slices(connection);
-        work = work.saturating_add(self.retry_reposts(connection));
-        work = work.saturating_add(self.take_held(connection, now));
-        self.admit_waiting(connection);
+        let Some(state) = self.connections.get(connection) else {
+            return 0;
+        };
+        let held = !state.held.is_empty() || !state.held_replies.is_empty();
+        let (copies, reposts) = (!state.copies.is_empty(), !state.reposts.is_empty());
+        let waiting = !state.waiting.is_empty();
+        let mut work = 0_u32;
+        if copies {
+            work = self.copy_slices(connection);
+        }
+        if reposts {
+            work = work.saturating_add(self.retry_reposts(connection));
+        }
+        if held {
+            work = work.saturating_add(self.take_held(connection, now));
+        }
+        if waiting {
+            self.admit_waiting(connection);
+        }
         // Those that were admitted now may find theirs at once.
         work.saturating_add(self.map_waiting(connection, now))
     }
@@ -234,7 +249,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             let Some(state) = self.connections.get_mut(connection) else {
                 return;
             };
-            if !state.has_own_share() {
+            if state.waiting.is_empty() || !state.has_own_share() {
                 return;
             }
             let Some(handle) = self.transfers.pop_front(&mut state.waiting) else {
@@ -252,7 +267,7 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Gives a transfer of ours, which is in no queue, its share of the queue pair, a buffer and a window: all or nothing.
     /// False if it has to wait. That its connection has a share for it has been seen.
-    pub(super) fn admit_own(&mut self, connection: Handle, handle: Handle) -> bool {
+    fn admit_own(&mut self, connection: Handle, handle: Handle) -> bool {
         let (Some(state), Some(transfer)) = (
             self.connections.get_mut(connection),
             self.transfers.get_mut(handle),

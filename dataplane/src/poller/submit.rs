@@ -106,15 +106,15 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Some(state) = self.connections.get_mut(connection) else {
             return;
         };
-        // What needs no more than its share and a buffer has it here and now, if nobody waits before it.
-        let is_first = state.waiting.is_empty() && state.has_own_share();
-        let is_plain = role == Role::Put || !large;
-        let is_ready = is_first && is_plain && !self.messages.is_empty();
-        if is_ready {
+        // What needs no more than its share and a buffer has it here and now, if nobody waits before it. A sink waits until
+        // what has come in was served: the last window may be what that needs.
+        let is_ready = !(role == Role::Get && large)
+            && state.waiting.is_empty()
+            && state.has_own_share()
+            && !self.messages.is_empty();
+        let queue = if is_ready {
             state.admit(&mut transfer, self.messages.take(), self.limits.pid);
             (transfer.phase, _) = step(Phase::Waiting, Input::Admitted);
-        }
-        let queue = if is_ready {
             state.queue_of(&mut transfer)
         } else {
             &mut state.waiting
@@ -122,13 +122,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         // `own < own_most` was checked: there is a slot.
         if let Ok(handle) = self.transfers.insert(transfer) {
             self.own = self.own.wrapping_add(1);
-            if is_plain || !is_first {
-                self.transfers.push_back(queue, handle);
-            } else if !self.admit_own(connection, handle)
-                && let Some(state) = self.connections.get_mut(connection)
-            {
-                self.transfers.push_back(&mut state.waiting, handle);
-            }
+            self.transfers.push_back(queue, handle);
         }
         self.list(connection);
     }
