@@ -4,7 +4,7 @@
 
 use core::cell::Cell;
 
-use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Operation};
+use o2poll_dataplane::endpoint::{EntryOptions, Error, Event, Operation, Submission, Token};
 use o2poll_dataplane::nic::Status;
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
@@ -403,6 +403,51 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
                 }
             }
         }
+    }
+}
+
+/// Of a run of messages only the last is signalled. Where the device takes but the beginning of it, and nobody wants the
+/// rest any more, that is told of all the same.
+#[test]
+fn the_beginning_of_a_run_is_told_of_though_the_rest_is_cancelled() {
+    const RUN: u64 = 4;
+    for taken in 1..=RUN {
+        alone(|| {
+            let mut world = World::new(setup(Profile::frwr()));
+            let [connection, _] = world.connect();
+            let far = world.nodes[1].arena.flat(100, 1);
+            world.export(1, ENTRY, EntryOptions::PUT, far);
+            world.settle();
+            for token in 0..RUN {
+                let near = world.nodes[0].arena.flat(100, 2);
+                let request = World::request(connection, token, ENTRY, 0, put(false), near);
+                world.nodes[0].submit(request);
+            }
+            let node = &mut world.nodes[0];
+            node.poller.nic().faults().accept = Some(taken as u32);
+            let before = node.counters.doorbells.get();
+            world.step();
+            let node = &mut world.nodes[0];
+            node.poller.nic().faults().accept = None;
+            assert_eq!(node.counters.doorbells.get(), before + 1, "one chain");
+            for token in taken..RUN {
+                let token = Token(token);
+                node.submit(Submission::Cancel { token });
+            }
+            for _ in 0..RUN {
+                let Event::Done { token, outcome, .. } = world.event(0) else {
+                    panic!("nothing else ends");
+                };
+                let expected = if token.0 < taken {
+                    Ok(100)
+                } else {
+                    Err(Error::Cancelled)
+                };
+                assert_eq!(outcome, expected, "{token:?} of {taken}");
+            }
+            world.rest();
+            world.end();
+        });
     }
 }
 
