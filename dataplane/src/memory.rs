@@ -310,10 +310,36 @@ impl<'a> PageList<'a> {
         })
     }
 
+    /// The piece that is bytes `[offset, offset + length)`, where the list is but one range, as most are.
+    #[inline]
+    fn only(&self, offset: u64, length: usize) -> Option<Sge> {
+        let [range] = self.pieces.as_slice() else {
+            return None;
+        };
+        let length = u32::try_from(length).ok()?;
+        let end = offset.checked_add(u64::from(length))?;
+        (end <= u64::from(range.length)).then_some(Sge {
+            address: range.address.wrapping_add(offset),
+            length,
+            lkey: range.lkey,
+        })
+    }
+
     /// Copies `from` into the list at `offset`; how many bytes found room.
     ///
     /// For the data plane's own use on lists it holds: the small payloads that ride in a message.
     pub fn write_at(&mut self, offset: u64, from: &[u8]) -> usize {
+        let write = |piece: Sge, from: &[u8]| {
+            let to = ptr::with_exposed_provenance_mut::<u8>(address(piece));
+            // SAFETY: both callers give a piece of a range this list owns or shares, as long as `from`; both are valid for as
+            // long as the list is. `&mut self` keeps references out, and of a shared range nobody has one. The device
+            // writes into it only under a key that the poller granted and saw die.
+            unsafe { ptr::copy(from.as_ptr(), to, from.len()) };
+        };
+        if let Some(piece) = self.only(offset, from.len()) {
+            write(piece, from);
+            return from.len();
+        }
         let length = u32::try_from(from.len()).unwrap_or(u32::MAX);
         let mut rest = from;
         let mut copied = 0_usize;
@@ -321,11 +347,7 @@ impl<'a> PageList<'a> {
             let Some((head, tail)) = rest.split_at_checked(piece.length as usize) else {
                 break;
             };
-            let to = ptr::with_exposed_provenance_mut::<u8>(address(piece));
-            // SAFETY: a piece of a range this list owns or shares, as long as `head`; both are valid for as long as the
-            // list is. `&mut self` keeps references out, and of a shared range nobody has one. The device writes
-            // into it only under a key that the poller granted and saw die.
-            unsafe { ptr::copy(head.as_ptr(), to, head.len()) };
+            write(piece, head);
             copied = copied.saturating_add(head.len());
             rest = tail;
         }
@@ -365,6 +387,17 @@ impl<'a> PageList<'a> {
 
     /// Copies bytes at `offset` out of the list; how many there were.
     pub fn read_at(&self, offset: u64, to: &mut [u8]) -> usize {
+        let read = |piece: Sge, to: &mut [u8]| {
+            let from = ptr::with_exposed_provenance::<u8>(address(piece));
+            // SAFETY: both callers give a piece of a range this list owns or shares, as long as `to`, both valid for as long
+            // as the list is. Nobody in this core writes to it. Other cores may, where it is shared, as a device may
+            // under a live key: then what is read is theirs to say, and nothing here depends on it.
+            unsafe { ptr::copy(from, to.as_mut_ptr(), to.len()) };
+        };
+        if let Some(piece) = self.only(offset, to.len()) {
+            read(piece, to);
+            return to.len();
+        }
         let length = u32::try_from(to.len()).unwrap_or(u32::MAX);
         let mut rest = to;
         let mut copied = 0_usize;
@@ -372,11 +405,7 @@ impl<'a> PageList<'a> {
             let Some((head, tail)) = rest.split_at_mut_checked(piece.length as usize) else {
                 break;
             };
-            let from = ptr::with_exposed_provenance::<u8>(address(piece));
-            // SAFETY: a piece of a range this list owns or shares, as long as `head`, both valid for as long as the list
-            // is. Nobody in this core writes to it. Other cores may, where it is shared, as a device may under a live
-            // key: then what is read is theirs to say, and nothing here depends on it.
-            unsafe { ptr::copy(from, head.as_mut_ptr(), head.len()) };
+            read(piece, head);
             copied = copied.saturating_add(head.len());
             rest = tail;
         }
