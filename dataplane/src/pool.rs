@@ -418,16 +418,6 @@ impl<'a, T> Pool<'a, T> {
         })
     }
 
-    /// The one behind `handle` in its queue.
-    #[must_use]
-    pub fn after(&self, handle: Handle) -> Option<Handle> {
-        let slot = self.slots.get(handle.index())?;
-        if slot.generation != handle.generation {
-            return None;
-        }
-        self.at(slot.next as usize)
-    }
-
     /// Takes one value out of the middle of a queue; true if it was in there. Walks the queue.
     pub fn unlink(&mut self, queue: &mut Queue, handle: Handle) -> bool {
         let mut rest = core::mem::take(queue);

@@ -410,7 +410,7 @@ fn a_chain_of_many_transfers_cut_at_every_place() {
 /// rest any more, that is told of all the same.
 #[test]
 fn the_beginning_of_a_run_is_told_of_though_the_rest_is_cancelled() {
-    const RUN: u64 = 4;
+    const RUN: u32 = 4;
     for taken in 1..=RUN {
         alone(|| {
             let mut world = World::new(setup(Profile::frwr()));
@@ -420,25 +420,26 @@ fn the_beginning_of_a_run_is_told_of_though_the_rest_is_cancelled() {
             world.settle();
             for token in 0..RUN {
                 let near = world.nodes[0].arena.flat(100, 2);
-                let request = World::request(connection, token, ENTRY, 0, put(false), near);
+                let request =
+                    World::request(connection, u64::from(token), ENTRY, 0, put(false), near);
                 world.nodes[0].submit(request);
             }
             let node = &mut world.nodes[0];
-            node.poller.nic().faults().accept = Some(taken as u32);
+            node.poller.nic().faults().accept = Some(taken);
             let before = node.counters.doorbells.get();
             world.step();
             let node = &mut world.nodes[0];
             node.poller.nic().faults().accept = None;
             assert_eq!(node.counters.doorbells.get(), before + 1, "one chain");
             for token in taken..RUN {
-                let token = Token(token);
+                let token = Token(u64::from(token));
                 node.submit(Submission::Cancel { token });
             }
             for _ in 0..RUN {
                 let Event::Done { token, outcome, .. } = world.event(0) else {
                     panic!("nothing else ends");
                 };
-                let expected = if token.0 < taken {
+                let expected = if token.0 < u64::from(taken) {
                     Ok(100)
                 } else {
                     Err(Error::Cancelled)

@@ -2,8 +2,8 @@
 //! calls for.
 
 use super::Limits;
+use super::desk::Desk;
 use super::record::What;
-use super::send::Desk;
 use super::sink::{Uncovered, describe, source_region};
 use crate::connection::Connection;
 use crate::memory::{Buffer, PageList};

@@ -6,6 +6,7 @@
 mod answers;
 mod close;
 mod complete;
+mod desk;
 mod map;
 mod message;
 mod obey;

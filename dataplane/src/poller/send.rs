@@ -1,129 +1,19 @@
 //! What goes out: per connection first what kills keys, then answers, then what needs credits, then a
 //! NOOP; one doorbell for all of it.
 
-use super::record::{CHAIN, Chain, Link, Record, What, Windows};
+use super::desk::note;
+use super::record::{CHAIN, Link, What};
 use super::sink::{choose, cover};
-use super::{Limits, Poller, Received};
-use crate::connection::{Connection, State};
-use crate::counters::Counters;
-use crate::nic::{Capabilities, Nic, Qp, RKey, Remote, SendWr, WrId};
-use crate::pool::{Handle, Kind, Pool, pack};
-use crate::portal::Attached;
-use crate::registration::{Mappings, Scratch};
+use super::{Poller, Received};
+use crate::connection::State;
+use crate::nic::{Nic, Qp, SendWr};
+use crate::pool::{Handle, Kind, pack};
 use crate::time::Instant;
 use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer, step};
 use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message, ping};
-
-/// What puts work requests of one transfer on the open chain: the device, and everything that is written down of
-/// them. The poller without its connections and transfers, so that both are looked up once for a whole step.
-pub(super) struct Desk<'p, 'a, N: Nic> {
-    pub(super) nic: &'p mut N,
-    pub(super) capabilities: &'p Capabilities,
-    pub(super) limits: &'p Limits,
-    pub(super) counters: &'a Counters,
-    pub(super) entries: &'p Pool<'a, Attached<'a>>,
-    pub(super) windows: &'p mut Windows<'a>,
-    pub(super) mappings: &'p mut Mappings<'a>,
-    pub(super) scratch: &'p mut Scratch,
-    pub(super) ping: &'p [u8; ping::BYTES],
-    pub(super) source_from: usize,
-    record: &'p mut Record<'a>,
-    chain: &'p mut Chain,
-    connection: Handle,
-    /// The transfer's.
-    pub(super) handle: Handle,
-    /// The transfer's, as its peer is told.
-    pub(super) cookie: u64,
-}
-
-impl<'a, N: Nic> Desk<'_, 'a, N> {
-    /// One work request of the transfer; `link` says how it was before.
-    #[inline(always)]
-    pub(super) fn queue(
-        &mut self,
-        state: &mut Connection<'a>,
-        transfer: &mut Transfer<'a>,
-        link: Link,
-        id: WrId,
-        signalled: bool,
-        wr: SendWr<'_>,
-    ) {
-        self.nic.queue(state.qp, id, signalled, wr);
-        self.queued(state, transfer, link, id);
-    }
-
-    /// Writes down a work request that is on the device's chain.
-    #[inline(always)]
-    pub(super) fn queued(
-        &mut self,
-        state: &mut Connection<'a>,
-        transfer: &mut Transfer<'a>,
-        link: Link,
-        id: WrId,
-    ) {
-        transfer.in_flight = transfer.in_flight.wrapping_add(1);
-        note(self.record, self.chain, self.connection, state, link, id);
-    }
-
-    /// How the transfer is now, for the work request that comes next.
-    #[inline(always)]
-    pub(super) const fn link(&self, what: What, transfer: &Transfer<'_>) -> Link {
-        Link {
-            what,
-            handle: self.handle,
-            phase: transfer.phase,
-        }
-    }
-
-    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
-    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
-    fn fence(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
-        let link = self.link(What::Fence, transfer);
-        let id = pack(Kind::Fence, self.handle);
-        let wr = SendWr::Write {
-            local: &[],
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            imm: None,
-        };
-        self.queue(state, transfer, link, id, true, wr);
-    }
-}
+use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
 
 impl<'a, N: Nic> Poller<'a, N> {
-    /// A transfer, its connection, and what puts its work requests on the chain.
-    #[inline(always)]
-    pub(super) fn desk(
-        &mut self,
-        connection: Handle,
-        handle: Handle,
-    ) -> Option<(Desk<'_, 'a, N>, &mut Connection<'a>, &mut Transfer<'a>)> {
-        let cookie = self.transfers.cookie(handle);
-        let state = self.connections.get_mut(connection)?;
-        let transfer = self.transfers.get_mut(handle)?;
-        let desk = Desk {
-            nic: &mut self.nic,
-            capabilities: &self.capabilities,
-            limits: &self.limits,
-            counters: self.counters,
-            entries: &self.entries,
-            windows: &mut self.windows,
-            mappings: &mut self.mappings,
-            scratch: &mut self.scratch,
-            ping: &self.ping,
-            source_from: self.source_from,
-            record: &mut self.record,
-            chain: &mut self.chain,
-            connection,
-            handle,
-            cookie,
-        };
-        Some((desk, state, transfer))
-    }
-
     /// Serves every connection that has something to do. Those that still have afterwards are looked
     /// at again by the next poll, whether or not anything completed meanwhile (R10).
     #[inline]
@@ -721,20 +611,4 @@ const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
 /// Room on a send queue with so many requests. The last place is for the drain.
 const fn room_of(send_wr: u32, used: u32) -> u32 {
     send_wr.saturating_sub(1).saturating_sub(used)
-}
-
-/// One work request more on the send queue of a connection.
-#[inline(always)]
-pub(super) fn note(
-    record: &mut Record<'_>,
-    chain: &mut Chain,
-    connection: Handle,
-    state: &mut Connection<'_>,
-    link: Link,
-    id: WrId,
-) {
-    record.set(connection, state.head, id);
-    state.head = state.head.wrapping_add(1);
-    // `fill` keeps room for a whole step.
-    let _ = chain.push(link);
 }

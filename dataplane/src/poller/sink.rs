@@ -2,9 +2,9 @@
 //! registration, and the copy out of a staging buffer.
 
 use super::Poller;
+use super::desk::Desk;
 use super::message::{base_of, memory_of};
 use super::record::{What, Windows};
-use super::send::Desk;
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::endpoint::Error;
