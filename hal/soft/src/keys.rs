@@ -377,19 +377,23 @@ impl<'a> Keys<'a> {
             .regions
             .get_mut(region.0 as usize)
             .ok_or(Status::Bind)?;
-        let in_use = slot.live().is_some();
-        let staged = slot.staged();
+        let [first, second] = &mut slot.mappings;
+        let (live, staged) = if slot.flipped {
+            (second, first)
+        } else {
+            (first, second)
+        };
         if staged.as_ref().is_none_or(|staged| staged.key != key) {
             return Err(Status::Bind);
         }
-        if checks_reuse && in_use {
+        if checks_reuse && live.is_some() {
             *staged = None;
             return Err(Status::Bind);
         }
         let window = slot.window.as_mut().ok_or(Status::Bind)?;
         window.tag = key.0.to_le_bytes()[0];
         // What was live before is no more, and its list is the next to be written.
-        *slot.live_mut() = None;
+        *live = None;
         slot.flipped = !slot.flipped;
         Ok(())
     }
@@ -567,17 +571,12 @@ impl Memories<'_> {
         (lkey.0 & 0xff == 0 && self.admits(memory)).then_some(memory)
     }
 
-    fn piece(&self, piece: Sge) -> Option<Span> {
-        self.named(piece.lkey)?.span(piece.address, piece.length)
-    }
-
     /// By address: a page list names no key.
-    fn around(&self, address: u64, length: u32) -> Option<(&Memory, Span)> {
+    fn around(&self, piece: Sge) -> Option<&Memory> {
         self.all
             .iter()
             .flatten()
-            .filter(|memory| self.admits(memory))
-            .find_map(|memory| Some((memory, memory.span(address, length)?)))
+            .find(|memory| self.admits(memory) && memory.piece(piece).is_some())
     }
 }
 
@@ -593,6 +592,7 @@ struct Builder<'k> {
 }
 
 impl<'k> Builder<'k> {
+    #[inline(always)]
     fn new(room: &'k mut [Fragment], none: &'k mut Fragment) -> Self {
         Self {
             room: room.iter_mut(),
@@ -603,6 +603,7 @@ impl<'k> Builder<'k> {
     }
 
     /// How many fragments of `most` were written, if they have so many bytes.
+    #[inline(always)]
     fn end(self, most: usize, length: u32) -> Option<u32> {
         if self.length != u64::from(length) {
             return None;
@@ -610,74 +611,17 @@ impl<'k> Builder<'k> {
         u32::try_from(most.wrapping_sub(self.room.len())).ok()
     }
 
+    /// A span that is not empty, and the address behind it. `None` when there is no room.
     #[inline(always)]
-    fn fill(
-        &mut self,
-        memories: &Memories<'_>,
-        order: &Order<'_>,
-        capabilities: &Capabilities,
-    ) -> Option<()> {
-        match order.layout {
-            // A window is addressed as the memory is.
-            Layout::Window(piece) if piece.address != order.base => None,
-            Layout::Window(piece) => self.push(memories.piece(piece)?),
-            Layout::Fragments(list) => {
-                for piece in list {
-                    self.push(memories.piece(*piece)?)?;
-                }
-                Some(())
-            }
-            Layout::Pages {
-                shift,
-                first_offset,
-                pages,
-            } => {
-                if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
-                    return None;
-                }
-                let size = 1_u32 << shift;
-                let mut skip = first_offset;
-                let mut left = order.length;
-                let mut memory: Option<&Memory> = None;
-                for page in pages {
-                    let room = size.checked_sub(skip).filter(|room| *room != 0)?;
-                    if page & u64::from(size.wrapping_sub(1)) != 0 || left == 0 {
-                        return None;
-                    }
-                    let length = room.min(left);
-                    let address = page.checked_add(u64::from(skip))?;
-                    // The last page's memory most often holds this one as well.
-                    let span = match memory.and_then(|memory| memory.span(address, length)) {
-                        Some(span) => span,
-                        None => {
-                            let (around, span) = memories.around(address, length)?;
-                            memory = Some(around);
-                            span
-                        }
-                    };
-                    self.push(span)?;
-                    left = left.wrapping_sub(length);
-                    skip = 0;
-                }
-                Some(())
-            }
-        }
-    }
-
-    /// `None` for an empty span (a length of 0 means 2 GiB in an mlx5 list), or when there is no room.
-    #[inline(always)]
-    fn push(&mut self, span: Span) -> Option<()> {
+    fn push(&mut self, (span, end): (Span, u64)) -> Option<()> {
         let length = span.length();
-        if length == 0 {
-            return None;
-        }
         if span.address() == self.next {
             self.last.grow(length);
         } else {
             self.last = self.room.next()?;
             *self.last = Fragment::new(span, self.length);
         }
-        self.next = span.address().wrapping_add(u64::from(length));
+        self.next = end;
         self.length = self.length.wrapping_add(u64::from(length));
         Some(())
     }
@@ -695,19 +639,51 @@ fn build(
     let memories = Memories {
         all,
         pd,
-        write: order.rights.contains(Rights::REMOTE_WRITE)
-            || order.rights.contains(Rights::LOCAL_WRITE),
+        write: order
+            .rights
+            .intersects(Rights::REMOTE_WRITE.union(Rights::LOCAL_WRITE)),
     };
-    // Most lists lie in one memory: it is looked up once.
-    if let Layout::Fragments(list) = order.layout {
-        let lkey = list.first()?.lkey;
-        match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
-            Built::Whole(count) => return Some(count),
-            Built::Bad => return None,
-            Built::Mixed => {}
+    match order.layout {
+        // A window is addressed as the memory is.
+        Layout::Window(piece) if piece.address != order.base => None,
+        Layout::Window(piece) => build_one(room, &memories, piece, order.length),
+        Layout::Fragments([piece]) => build_one(room, &memories, *piece, order.length),
+        Layout::Fragments(list) => {
+            // Most lists lie in one memory: it is looked up once.
+            let lkey = list.first()?.lkey;
+            match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
+                Built::Whole(count) => Some(count),
+                Built::Bad => None,
+                Built::Mixed => build_mixed(room, &memories, list, order.length),
+            }
+        }
+        Layout::Pages {
+            shift,
+            first_offset,
+            pages,
+        } => {
+            if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
+                return None;
+            }
+            build_pages(room, &memories, (shift, first_offset, pages), order.length)
         }
     }
-    build_any(room, &memories, order, capabilities)
+}
+
+/// The list of one piece.
+#[inline(always)]
+fn build_one(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    piece: Sge,
+    length: u32,
+) -> Option<u32> {
+    let (span, _) = memories.named(piece.lkey)?.piece(piece)?;
+    if piece.length != length {
+        return None;
+    }
+    *room.first_mut()? = Fragment::new(span, 0);
+    Some(1)
 }
 
 /// What became of a list for one memory.
@@ -736,26 +712,77 @@ fn build_in(
         if piece.lkey != lkey {
             return Built::Mixed;
         }
-        let span = memory.span(piece.address, piece.length);
-        if span.and_then(|span| builder.push(span)).is_none() {
+        // A length of 0 means 2 GiB in an mlx5 list.
+        if memory
+            .piece(*piece)
+            .and_then(|piece| builder.push(piece))
+            .is_none()
+        {
             return Built::Bad;
         }
     }
     builder.end(most, length).map_or(Built::Bad, Built::Whole)
 }
 
+/// The list of pieces of several memories.
 #[inline(never)]
-fn build_any(
+fn build_mixed(
     room: &mut [Fragment],
     memories: &Memories<'_>,
-    order: &Order<'_>,
-    capabilities: &Capabilities,
+    list: &[Sge],
+    length: u32,
 ) -> Option<u32> {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    builder.fill(memories, order, capabilities)?;
-    builder.end(most, order.length)
+    for piece in list {
+        builder.push(memories.named(piece.lkey)?.piece(*piece)?)?;
+    }
+    builder.end(most, length)
+}
+
+/// The list of equal pages.
+#[inline(never)]
+fn build_pages(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    (shift, first_offset, pages): (u8, u32, &[u64]),
+    length: u32,
+) -> Option<u32> {
+    let most = room.len();
+    let mut none = Fragment::default();
+    let mut builder = Builder::new(room, &mut none);
+    let size = 1_u32.checked_shl(u32::from(shift))?;
+    let mut skip = first_offset;
+    let mut left = length;
+    let mut bits = 0_u64;
+    let mut memory: Option<&Memory> = None;
+    for page in pages {
+        bits |= page;
+        let length = size.saturating_sub(skip).min(left);
+        let piece = Sge {
+            address: page.wrapping_add(u64::from(skip)),
+            length,
+            lkey: LKey(0),
+        };
+        // Empty, and so refused: one that has no bytes left, or that the first byte is not in.
+        // The last page's memory most often holds this one as well.
+        let checked = match memory.and_then(|memory| memory.piece(piece)) {
+            Some(checked) => checked,
+            None => {
+                let around = memories.around(piece)?;
+                memory = Some(around);
+                around.piece(piece)?
+            }
+        };
+        builder.push(checked)?;
+        left = left.wrapping_sub(length);
+        skip = 0;
+    }
+    if bits & u64::from(size.wrapping_sub(1)) != 0 {
+        return None;
+    }
+    builder.end(most, length)
 }
 
 /// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.

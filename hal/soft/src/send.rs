@@ -86,18 +86,7 @@ impl<W: Wire> Soft<'_, W> {
                     length,
                     layout,
                 };
-                let (staged, failure) = self.stage(index, &order);
-                self.enter(
-                    index,
-                    SendEntry {
-                        work: Work::Register,
-                        marks: marks.union(staged),
-                        rkey: key.0,
-                        extra: region.0,
-                        failure,
-                        ..plain
-                    },
-                );
+                self.append_register(index, plain, &order);
             }
             _ => self.append_any(index, plain, &wr),
         }
@@ -125,31 +114,42 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
-    /// Stages the list of a registration that is about to enter the open chain, and says how that is marked and
-    /// whether it will fail; latches if it cannot be posted.
-    fn stage(&mut self, index: u32, order: &Order<'_>) -> (Marks, Option<Status>) {
-        let nothing = (Marks::empty(), None);
-        let Some(slot) = self.table.slot(index) else {
-            return nothing;
+    /// A registration, whose list is staged as it enters.
+    #[inline(never)]
+    fn append_register(&mut self, index: u32, mut entry: SendEntry, order: &Order<'_>) {
+        let Some(Held {
+            slot, mut sends, ..
+        }) = self.table.held(index)
+        else {
+            return;
         };
         let Some(pair) = &slot.pair else {
-            return nothing;
+            return;
         };
         // Nothing is staged that does not enter.
         if slot.latched || slot.open.wrapping_sub(slot.freed) >= pair.send_depth {
-            return nothing;
+            slot.latched = true;
+            return;
         }
-        match self
-            .keys
-            .stage(pair.asker(), order, &self.profile.capabilities)
-        {
-            Ok(()) => (Marks::STAGED, None),
-            Err(NotStaged::Fail(status)) => (Marks::empty(), Some(status)),
+        let Some(place) = sends.at(slot.open) else {
+            return;
+        };
+        let capabilities = &self.profile.capabilities;
+        match self.keys.stage(pair.asker(), order, capabilities) {
+            Ok(()) => entry.marks.insert(Marks::STAGED),
+            Err(NotStaged::Fail(status)) => entry.failure = Some(status),
             Err(NotStaged::Reject) => {
                 slot.latched = true;
-                nothing
+                return;
             }
         }
+        *place = SendEntry {
+            work: Work::Register,
+            rkey: order.key.0,
+            extra: order.region.0,
+            ..entry
+        };
+        slot.open = slot.open.wrapping_add(1);
     }
 
     #[inline(never)]
