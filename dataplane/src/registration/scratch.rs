@@ -145,38 +145,41 @@ impl Scratch {
     }
 }
 
-/// The pages of page-shaped pieces, and the offset of the first byte in the first.
+/// The pages of page-shaped pieces, and the offset of the first byte in the first. By itself, so that all that a page
+/// changes stays in registers.
+#[inline(never)]
 fn fill_pages(
     room: &mut [u64; MAX_FRAGMENTS],
     most: usize,
     shift: u8,
-    pieces: impl Iterator<Item = Sge>,
+    mut pieces: impl Iterator<Item = Sge>,
 ) -> Option<(u32, &[u64])> {
     let page = 1_u64.checked_shl(u32::from(shift))?;
     let within = page.wrapping_sub(1);
     let most = most.min(MAX_FRAGMENTS);
     let mut places = room.get_mut(..most)?.iter_mut();
-    let mut first_offset = None;
-    // Address behind the last piece.
-    let mut end = 0_u64;
-    for piece in pieces {
-        let mut at = piece.address;
-        if first_offset.is_none() {
-            first_offset = Some(at & within);
-            at &= !within;
-        } else if at == end {
-            // It goes on in the page that is there already, if it begins within one.
-            at = at.checked_add(within)? & !within;
-        } else if (end | at) & within != 0 {
-            return None;
-        }
-        end = piece.address.checked_add(u64::from(piece.length))?;
+    let first = pieces.next()?;
+    let first_offset = u32::try_from(first.address & within).ok()?;
+    let mut at = first.address & !within;
+    let mut end = first.address.checked_add(u64::from(first.length))?;
+    loop {
+        // One that wraps comes to the end of the places.
         while at < end {
             *places.next()? = at;
-            at = at.checked_add(page)?;
+            at = at.wrapping_add(page);
         }
+        let Some(piece) = pieces.next() else {
+            break;
+        };
+        // Where it goes on in the page that is there already, `at` is the page behind it.
+        if piece.address != end {
+            if (end | piece.address) & within != 0 {
+                return None;
+            }
+            at = piece.address;
+        }
+        end = piece.address.checked_add(u64::from(piece.length))?;
     }
-    let first_offset = u32::try_from(first_offset?).ok()?;
     let count = most.wrapping_sub(places.len());
     Some((first_offset, room.get(..count)?))
 }

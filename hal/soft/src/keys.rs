@@ -665,7 +665,18 @@ fn build(
             if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
                 return None;
             }
-            build_pages(room, &memories, (shift, first_offset, pages), order.length)
+            let run = PageRun {
+                size: 1_u32.checked_shl(u32::from(shift))?,
+                first_offset,
+                pages,
+                length: order.length,
+            };
+            // Most lie in the memory of the first.
+            match build_pages_in(room, memories.around(run.head()?)?, &run) {
+                Built::Whole(count) => Some(count),
+                Built::Bad => None,
+                Built::Mixed => build_pages(room, &memories, &run),
+            }
         }
     }
 }
@@ -741,48 +752,102 @@ fn build_mixed(
     builder.end(most, length)
 }
 
-/// The list of equal pages.
+/// Pages of a list, as a registration names them.
+struct PageRun<'w> {
+    size: u32,
+    first_offset: u32,
+    pages: &'w [u64],
+    /// Bytes of the list in all, not 0.
+    length: u32,
+}
+
+impl PageRun<'_> {
+    /// The part of the first page that is in the list.
+    fn head(&self) -> Option<Sge> {
+        let length = self.size.checked_sub(self.first_offset)?.min(self.length);
+        let address = self.pages.first()?.checked_add(u64::from(self.first_offset))?;
+        Some(piece_at(address, length))
+    }
+
+    /// Whether each is a page.
+    fn is_aligned(&self, bits: u64) -> bool {
+        bits & u64::from(self.size.wrapping_sub(1)) == 0
+    }
+}
+
+const fn piece_at(address: u64, length: u32) -> Sge {
+    Sge {
+        address,
+        length,
+        lkey: LKey(0),
+    }
+}
+
+/// The list of pages that lie in one memory.
+#[inline(never)]
+fn build_pages_in(room: &mut [Fragment], memory: &Memory, run: &PageRun<'_>) -> Built {
+    let most = room.len();
+    let mut none = Fragment::default();
+    let mut builder = Builder::new(room, &mut none);
+    let (Some((first, rest)), Some(head)) = (run.pages.split_first(), run.head()) else {
+        return Built::Bad;
+    };
+    if memory.piece(head).and_then(|head| builder.push(head)).is_none() {
+        return Built::Mixed;
+    }
+    let mut bits = *first;
+    if let Some((last, whole)) = rest.split_last() {
+        for page in whole {
+            bits |= page;
+            let page = memory.piece(piece_at(*page, run.size));
+            if page.and_then(|page| builder.push(page)).is_none() {
+                return Built::Mixed;
+            }
+        }
+        bits |= last;
+        let left = u64::from(run.length).wrapping_sub(builder.length);
+        let Some(left) = u32::try_from(left).ok().filter(|left| *left <= run.size) else {
+            return Built::Bad;
+        };
+        let last = memory.piece(piece_at(*last, left));
+        if last.and_then(|last| builder.push(last)).is_none() {
+            return Built::Mixed;
+        }
+    }
+    if !run.is_aligned(bits) {
+        return Built::Bad;
+    }
+    builder
+        .end(most, run.length)
+        .map_or(Built::Bad, Built::Whole)
+}
+
+/// The list of pages of several memories, or one that cannot be.
 #[inline(never)]
 fn build_pages(
     room: &mut [Fragment],
     memories: &Memories<'_>,
-    (shift, first_offset, pages): (u8, u32, &[u64]),
-    length: u32,
+    run: &PageRun<'_>,
 ) -> Option<u32> {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    let size = 1_u32.checked_shl(u32::from(shift))?;
-    let mut skip = first_offset;
-    let mut left = length;
     let mut bits = 0_u64;
-    let mut memory: Option<&Memory> = None;
-    for page in pages {
+    let mut piece = run.head()?;
+    let mut left = run.length;
+    for page in run.pages {
         bits |= page;
-        let length = size.saturating_sub(skip).min(left);
-        let piece = Sge {
-            address: page.wrapping_add(u64::from(skip)),
-            length,
-            lkey: LKey(0),
-        };
-        // Empty, and so refused: one that has no bytes left, or that the first byte is not in.
-        // The last page's memory most often holds this one as well.
-        let checked = match memory.and_then(|memory| memory.piece(piece)) {
-            Some(checked) => checked,
-            None => {
-                let around = memories.around(piece)?;
-                memory = Some(around);
-                around.piece(piece)?
-            }
-        };
-        builder.push(checked)?;
-        left = left.wrapping_sub(length);
-        skip = 0;
+        if left != run.length {
+            piece = piece_at(*page, run.size.min(left));
+        }
+        // One that has no bytes left is empty, and so refused.
+        builder.push(memories.around(piece)?.piece(piece)?)?;
+        left = left.wrapping_sub(piece.length);
     }
-    if bits & u64::from(size.wrapping_sub(1)) != 0 {
+    if !run.is_aligned(bits) {
         return None;
     }
-    builder.end(most, length)
+    builder.end(most, run.length)
 }
 
 /// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.
