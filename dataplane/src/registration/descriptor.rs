@@ -2,8 +2,9 @@
 
 use crate::nic::{RKey, Region};
 
-/// Where a window is in its life.
+/// Where a window is in its life. A word, so that a descriptor has no gaps that a move copies one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 enum State {
     /// No key is alive and none is named.
     Free,

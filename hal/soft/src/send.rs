@@ -27,8 +27,9 @@ enum Pause {
 impl<W: Wire> Soft<'_, W> {
     /// Adds a request to the open chain, or latches that it cannot be.
     ///
-    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line.
-    #[inline]
+    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line. Behind a call the request would be
+    /// written to memory in small pieces and read back in larger ones, which a core does not forward.
+    #[inline(always)]
     pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
         let mut marks = Marks::empty();
         marks.set(Marks::SIGNALLED, signalled);
@@ -86,14 +87,14 @@ impl<W: Wire> Soft<'_, W> {
                     length,
                     layout,
                 };
-                self.append_register(index, plain, &order);
+                self.append_register(index, id, marks, &order);
             }
             _ => self.append_any(index, plain, &wr),
         }
     }
 
     /// A request of one piece at most, where nothing but its length can be wrong.
-    #[inline]
+    #[inline(always)]
     fn enter(&mut self, index: u32, mut entry: SendEntry) {
         let Some(Held {
             slot, mut sends, ..
@@ -116,7 +117,7 @@ impl<W: Wire> Soft<'_, W> {
 
     /// A registration, whose list is staged as it enters.
     #[inline(never)]
-    fn append_register(&mut self, index: u32, mut entry: SendEntry, order: &Order<'_>) {
+    fn append_register(&mut self, index: u32, id: WrId, mut marks: Marks, order: &Order<'_>) {
         let Some(Held {
             slot, mut sends, ..
         }) = self.table.held(index)
@@ -135,19 +136,20 @@ impl<W: Wire> Soft<'_, W> {
             return;
         };
         let capabilities = &self.profile.capabilities;
+        let mut failure = None;
         match self.keys.stage(pair.asker(), order, capabilities) {
-            Ok(()) => entry.marks.insert(Marks::STAGED),
-            Err(NotStaged::Fail(status)) => entry.failure = Some(status),
+            Ok(()) => marks.insert(Marks::STAGED),
+            Err(NotStaged::Fail(status)) => failure = Some(status),
             Err(NotStaged::Reject) => {
                 slot.latched = true;
                 return;
             }
         }
         *place = SendEntry {
-            work: Work::Register,
             rkey: order.key.0,
             extra: order.region.0,
-            ..entry
+            failure,
+            ..SendEntry::bare(id, Work::Register, marks)
         };
         slot.open = slot.open.wrapping_add(1);
     }
