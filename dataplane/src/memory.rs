@@ -278,11 +278,7 @@ impl<'a> PageList<'a> {
         if self.is_whole(offset, length) && !self.reshaped {
             return self.shape;
         }
-        let mut shape = Shape::NONE;
-        for piece in self.slice(offset, length) {
-            shape.add(piece);
-        }
-        shape
+        Shape::of(self.slice(offset, length))
     }
 
     /// Whether these are all of its bytes.
@@ -428,6 +424,15 @@ impl Shape {
         last: LKey(0),
         holes: 0,
     };
+
+    /// Of these ranges, none of which is empty.
+    pub(crate) fn of(pieces: impl Iterator<Item = Sge>) -> Self {
+        let mut shape = Self::NONE;
+        for piece in pieces {
+            shape.add(piece);
+        }
+        shape
+    }
 
     /// One range more, not an empty one.
     #[inline]

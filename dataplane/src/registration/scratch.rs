@@ -1,14 +1,13 @@
 //! Lists that a work request borrows while it is built.
 
 use super::Mechanism;
-use crate::memory::{MAX_FRAGMENTS, PageList};
+use crate::memory::{MAX_FRAGMENTS, PageList, Shape};
 use crate::nic::{Capabilities, LKey, Layout, Sge};
 
 /// Lists that a work request borrows while it is built.
 #[derive(Debug)]
 pub struct Scratch {
     pieces: [Sge; MAX_FRAGMENTS],
-    pages: [u64; MAX_FRAGMENTS],
 }
 
 impl Default for Scratch {
@@ -28,7 +27,6 @@ impl Scratch {
         };
         Self {
             pieces: [none; MAX_FRAGMENTS],
-            pages: [0; MAX_FRAGMENTS],
         }
     }
 
@@ -53,7 +51,9 @@ impl Scratch {
                 Mechanism::FragmentList if pieces.len() <= capabilities.max_fragments as usize => {
                     return Some(Layout::Fragments(pieces));
                 }
-                Mechanism::PageList => return self.pages(capabilities, pieces.iter().copied()),
+                Mechanism::PageList => {
+                    return paged(capabilities, list.shape(offset, length), length, pieces);
+                }
                 Mechanism::Window if let [only] = pieces => return Some(Layout::Window(*only)),
                 _ => {}
             }
@@ -68,11 +68,15 @@ impl Scratch {
         capabilities: &Capabilities,
         pieces: impl Iterator<Item = Sge>,
     ) -> Option<Layout<'_>> {
-        if by == Mechanism::PageList {
-            return self.pages(capabilities, pieces);
-        }
         let pieces = self.gather(pieces)?;
         match by {
+            Mechanism::PageList => {
+                let length = pieces
+                    .iter()
+                    .try_fold(0_u32, |sum, piece| sum.checked_add(piece.length))?;
+                let shape = Shape::of(pieces.iter().copied());
+                paged(capabilities, shape, length, pieces)
+            }
             Mechanism::FragmentList
                 if (1..=capabilities.max_fragments as usize).contains(&pieces.len()) =>
             {
@@ -80,7 +84,6 @@ impl Scratch {
             }
             Mechanism::Window if let [only] = pieces => Some(Layout::Window(*only)),
             Mechanism::FragmentList
-            | Mechanism::PageList
             | Mechanism::Window
             | Mechanism::Mapping
             | Mechanism::Arena
@@ -103,23 +106,6 @@ impl Scratch {
             return Some(pieces);
         }
         self.gather(list.slice(offset, length))
-    }
-
-    /// A page list over these pieces.
-    #[inline]
-    fn pages(
-        &mut self,
-        capabilities: &Capabilities,
-        pieces: impl Iterator<Item = Sge>,
-    ) -> Option<Layout<'_>> {
-        let most = capabilities.max_pages as usize;
-        let shift = capabilities.page_shift;
-        let (first_offset, pages) = fill_pages(&mut self.pages, most, shift, pieces)?;
-        Some(Layout::Pages {
-            shift,
-            first_offset,
-            pages,
-        })
     }
 
     /// Copies pieces, those that lie end to end as one.
@@ -145,43 +131,16 @@ impl Scratch {
     }
 }
 
-/// The pages of page-shaped pieces, and the offset of the first byte in the first. By itself, so that all that a page
-/// changes stays in registers.
-#[inline(never)]
-fn fill_pages(
-    room: &mut [u64; MAX_FRAGMENTS],
-    most: usize,
-    shift: u8,
-    mut pieces: impl Iterator<Item = Sge>,
-) -> Option<(u32, &[u64])> {
-    let page = 1_u64.checked_shl(u32::from(shift))?;
-    let within = page.wrapping_sub(1);
-    let most = most.min(MAX_FRAGMENTS);
-    let mut places = room.get_mut(..most)?.iter_mut();
-    let first = pieces.next()?;
-    let first_offset = u32::try_from(first.address & within).ok()?;
-    let mut at = first.address & !within;
-    let mut end = first.address.checked_add(u64::from(first.length))?;
-    loop {
-        // One that wraps comes to the end of the places.
-        while at < end {
-            *places.next()? = at;
-            at = at.wrapping_add(page);
-        }
-        let Some(piece) = pieces.next() else {
-            break;
-        };
-        // Where it goes on in the page that is there already, `at` is the page behind it.
-        if piece.address != end {
-            if (end | piece.address) & within != 0 {
-                return None;
-            }
-            at = piece.address;
-        }
-        end = piece.address.checked_add(u64::from(piece.length))?;
-    }
-    let count = most.wrapping_sub(places.len());
-    Some((first_offset, room.get(..count)?))
+/// A page list over these pieces, if they have that shape and no more pages than the device takes.
+fn paged<'l>(
+    capabilities: &Capabilities,
+    shape: Shape,
+    length: u32,
+    ranges: &'l [Sge],
+) -> Option<Layout<'l>> {
+    let shift = capabilities.page_shift;
+    (shape.pages(shift, length)? <= capabilities.max_pages as usize)
+        .then_some(Layout::Pages { shift, ranges })
 }
 
 #[cfg(test)]
@@ -222,29 +181,25 @@ pub(super) mod tests {
     #[test]
     fn lu_11064_lu_20399_the_boundary_rules_of_page_lists() {
         let caps = capabilities(Mechanisms::PAGES);
-        let pages = |pieces: &[Sge]| -> Option<(u32, Vec<u64>)> {
+        let pages = |pieces: &[Sge]| -> Option<Vec<Sge>> {
             let mut scratch = Scratch::new();
             let by = Mechanism::PageList;
             match scratch.lay_out_pieces(by, &caps, pieces.iter().copied())? {
-                Layout::Pages {
-                    first_offset,
-                    pages,
-                    ..
-                } => Some((first_offset, pages.to_vec())),
+                Layout::Pages { shift: 12, ranges } => Some(ranges.to_vec()),
                 other => panic!("{other:?}"),
             }
         };
+        for whole in [
+            [piece(0x1100, 100)].as_slice(),
+            &[piece(0x1100, 0xf00), piece(0x5000, 0x1000), piece(0x9000, 1)],
+            &[piece(0x1000, 0x8000)],
+        ] {
+            assert_eq!(pages(whole).as_deref(), Some(whole));
+        }
         assert_eq!(
-            pages(&[piece(0x1100, 100)]),
-            Some((0x100, [0x1000].to_vec()))
-        );
-        assert_eq!(
-            pages(&[
-                piece(0x1100, 0xf00),
-                piece(0x5000, 0x1000),
-                piece(0x9000, 1)
-            ]),
-            Some((0x100, [0x1000, 0x5000, 0x9000].to_vec()))
+            pages(&[piece(0x1100, 0x700), piece(0x1800, 0x800)]),
+            Some([piece(0x1100, 0xf00)].to_vec()),
+            "no hole within a page"
         );
         assert_eq!(
             pages(&[piece(0x1000, 0x800), piece(0x5000, 0x1000)]),
@@ -261,7 +216,6 @@ pub(super) mod tests {
             None,
             "nine pages, eight allowed"
         );
-        assert!(pages(&[piece(0x1000, 0x8000)]).is_some());
         assert_eq!(pages(&[]), None);
     }
 
@@ -377,11 +331,10 @@ pub(super) mod tests {
             let mut scratch = Scratch::new();
             let shape = list.shape(from, length);
             let by = Mechanism::PageList;
-            let pages = match scratch.lay_out(by, &caps, &list, from, length) {
-                Some(Layout::Pages { pages, .. }) => Some(pages.to_vec()),
+            let laid = match scratch.lay_out(by, &caps, &list, from, length) {
+                Some(Layout::Pages { ranges, .. }) => Some(ranges.to_vec()),
                 _ => None,
             };
-            assert_eq!(shape.pages(9, length), pages.as_ref().map(Vec::len));
             // Every page that a byte lies on, once, in order, and all of its bytes.
             let mut touched: Vec<u64> = pieces
                 .iter()
@@ -390,10 +343,17 @@ pub(super) mod tests {
                 .collect();
             touched.dedup();
             let least = touched.len() * 512;
-            if let Some(pages) = &pages {
-                assert_eq!(pages, &touched);
+            let bytes = |all: &[Sge]| -> Vec<u64> {
+                all.iter()
+                    .flat_map(|piece| piece.address..piece.address + u64::from(piece.length))
+                    .collect()
+            };
+            if let Some(ranges) = &laid {
+                assert_eq!(shape.pages(9, length), Some(touched.len()));
+                assert_eq!(bytes(ranges), bytes(&pieces));
                 paged += 1;
             } else {
+                assert_eq!(shape.pages(9, length), None);
                 assert!(length == 0 || least > length as usize);
                 odd += 1;
             }
@@ -404,11 +364,6 @@ pub(super) mod tests {
                 let end = pair[0].address + u64::from(pair[0].length);
                 assert!(end != pair[1].address || pair[0].lkey != pair[1].lkey);
             }
-            let bytes = |all: &[Sge]| -> Vec<u64> {
-                all.iter()
-                    .flat_map(|piece| piece.address..piece.address + u64::from(piece.length))
-                    .collect()
-            };
             assert_eq!(bytes(joined), bytes(&pieces));
         }
         assert!(paged > 100 && odd > 100 && joins > 100, "{paged} {odd} {joins}");

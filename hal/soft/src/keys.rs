@@ -318,7 +318,11 @@ impl<'a> Keys<'a> {
                 list.len(),
                 capabilities.max_fragments,
             ),
-            Layout::Pages { pages, .. } => (Mechanisms::PAGES, pages.len(), capabilities.max_pages),
+            Layout::Pages { shift, ranges } => (
+                Mechanisms::PAGES,
+                pages_in(ranges, shift, order.length),
+                capabilities.max_pages,
+            ),
         };
         // What a driver refuses to post, or has no room for.
         if !capabilities.mechanisms.contains(mechanism)
@@ -570,14 +574,6 @@ impl Memories<'_> {
         let memory = self.all.get(index as usize)?.as_ref()?;
         (lkey.0 & 0xff == 0 && self.admits(memory)).then_some(memory)
     }
-
-    /// By address: a page list names no key.
-    fn around(&self, piece: Sge) -> Option<&Memory> {
-        self.all
-            .iter()
-            .flatten()
-            .find(|memory| self.admits(memory) && memory.piece(piece).is_some())
-    }
 }
 
 /// A fragment list being written. Neighbours that touch become one.
@@ -589,6 +585,8 @@ struct Builder<'k> {
     next: u64,
     /// Bytes so far: more than any list holds.
     length: u64,
+    /// On both sides of each hole, the address: all of them or'ed.
+    holes: u64,
 }
 
 impl<'k> Builder<'k> {
@@ -599,13 +597,24 @@ impl<'k> Builder<'k> {
             last: none,
             next: 0,
             length: 0,
+            holes: 0,
         }
     }
 
-    /// How many fragments of `most` were written, if they have so many bytes.
+    /// The first span.
     #[inline(always)]
-    fn end(self, most: usize, length: u32) -> Option<u32> {
-        if self.length != u64::from(length) {
+    fn first(&mut self, first: (Span, u64)) -> Option<()> {
+        self.push(first)?;
+        // What is before it is no hole.
+        self.holes = 0;
+        Some(())
+    }
+
+    /// How many fragments of `most` were written, if they have so many bytes, and no hole touches one of the bits
+    /// `within`.
+    #[inline(always)]
+    fn end(self, most: usize, length: u32, within: u64) -> Option<u32> {
+        if self.length != u64::from(length) || self.holes & within != 0 {
             return None;
         }
         u32::try_from(most.wrapping_sub(self.room.len())).ok()
@@ -619,6 +628,7 @@ impl<'k> Builder<'k> {
             self.last.grow(length);
         } else {
             self.last = self.room.next()?;
+            self.holes |= self.next | span.address();
             *self.last = Fragment::new(span, self.length);
         }
         self.next = end;
@@ -647,37 +657,36 @@ fn build(
         // A window is addressed as the memory is.
         Layout::Window(piece) if piece.address != order.base => None,
         Layout::Window(piece) => build_one(room, &memories, piece, order.length),
-        Layout::Fragments([piece]) => build_one(room, &memories, *piece, order.length),
-        Layout::Fragments(list) => {
-            // Most lists lie in one memory: it is looked up once.
-            let lkey = list.first()?.lkey;
-            match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
-                Built::Whole(count) => Some(count),
-                Built::Bad => None,
-                Built::Mixed => build_mixed(room, &memories, list, order.length),
-            }
-        }
-        Layout::Pages {
-            shift,
-            first_offset,
-            pages,
-        } => {
+        Layout::Fragments(list) => build_list(room, &memories, list, order.length, 0),
+        Layout::Pages { shift, ranges } => {
             if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
                 return None;
             }
-            let run = PageRun {
-                size: 1_u32.checked_shl(u32::from(shift))?,
-                first_offset,
-                pages,
-                length: order.length,
-            };
-            // Most lie in the memory of the first.
-            match build_pages_in(room, memories.around(run.head()?)?, &run) {
-                Built::Whole(count) => Some(count),
-                Built::Bad => None,
-                Built::Mixed => build_pages(room, &memories, &run),
-            }
+            let within = 1_u64.checked_shl(u32::from(shift))?.wrapping_sub(1);
+            build_list(room, &memories, ranges, order.length, within)
         }
+    }
+}
+
+/// The list of pieces between which no hole begins or ends at an address with one of the bits `within`.
+#[inline(always)]
+fn build_list(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    list: &[Sge],
+    length: u32,
+    within: u64,
+) -> Option<u32> {
+    if let [piece] = list {
+        return build_one(room, memories, *piece, length);
+    }
+    // Most lists lie in one memory: it is looked up once.
+    let lkey = list.first()?.lkey;
+    let memory = memories.named(lkey)?;
+    match build_in(room, memory, lkey, list, length, within) {
+        Built::Whole(count) => Some(count),
+        Built::Bad => None,
+        Built::Mixed => build_mixed(room, memories, list, length, within),
     }
 }
 
@@ -715,24 +724,31 @@ fn build_in(
     lkey: LKey,
     list: &[Sge],
     length: u32,
+    within: u64,
 ) -> Built {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    for piece in list {
+    // Empty ones are refused: a length of 0 means 2 GiB in an mlx5 list.
+    let Some((first, rest)) = list.split_first() else {
+        return Built::Bad;
+    };
+    let checked = memory.piece(*first);
+    if checked.and_then(|checked| builder.first(checked)).is_none() {
+        return Built::Bad;
+    }
+    for piece in rest {
         if piece.lkey != lkey {
             return Built::Mixed;
         }
-        // A length of 0 means 2 GiB in an mlx5 list.
-        if memory
-            .piece(*piece)
-            .and_then(|piece| builder.push(piece))
-            .is_none()
-        {
+        let checked = memory.piece(*piece);
+        if checked.and_then(|checked| builder.push(checked)).is_none() {
             return Built::Bad;
         }
     }
-    builder.end(most, length).map_or(Built::Bad, Built::Whole)
+    builder
+        .end(most, length, within)
+        .map_or(Built::Bad, Built::Whole)
 }
 
 /// The list of pieces of several memories.
@@ -742,112 +758,27 @@ fn build_mixed(
     memories: &Memories<'_>,
     list: &[Sge],
     length: u32,
+    within: u64,
 ) -> Option<u32> {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    for piece in list {
+    let (first, rest) = list.split_first()?;
+    builder.first(memories.named(first.lkey)?.piece(*first)?)?;
+    for piece in rest {
         builder.push(memories.named(piece.lkey)?.piece(*piece)?)?;
     }
-    builder.end(most, length)
+    builder.end(most, length, within)
 }
 
-/// Pages of a list, as a registration names them.
-struct PageRun<'w> {
-    size: u32,
-    first_offset: u32,
-    pages: &'w [u64],
-    /// Bytes of the list in all, not 0.
-    length: u32,
-}
-
-impl PageRun<'_> {
-    /// The part of the first page that is in the list.
-    fn head(&self) -> Option<Sge> {
-        let length = self.size.checked_sub(self.first_offset)?.min(self.length);
-        let address = self.pages.first()?.checked_add(u64::from(self.first_offset))?;
-        Some(piece_at(address, length))
-    }
-
-    /// Whether each is a page.
-    fn is_aligned(&self, bits: u64) -> bool {
-        bits & u64::from(self.size.wrapping_sub(1)) == 0
-    }
-}
-
-const fn piece_at(address: u64, length: u32) -> Sge {
-    Sge {
-        address,
-        length,
-        lkey: LKey(0),
-    }
-}
-
-/// The list of pages that lie in one memory.
-#[inline(never)]
-fn build_pages_in(room: &mut [Fragment], memory: &Memory, run: &PageRun<'_>) -> Built {
-    let most = room.len();
-    let mut none = Fragment::default();
-    let mut builder = Builder::new(room, &mut none);
-    let (Some((first, rest)), Some(head)) = (run.pages.split_first(), run.head()) else {
-        return Built::Bad;
+/// Pages of `1 << shift` that so many bytes take in the shape of a page list; none for one that cannot be.
+fn pages_in(ranges: &[Sge], shift: u8, length: u32) -> usize {
+    let (Some(first), Some(page)) = (ranges.first(), 1_u64.checked_shl(u32::from(shift))) else {
+        return 0;
     };
-    if memory.piece(head).and_then(|head| builder.push(head)).is_none() {
-        return Built::Mixed;
-    }
-    let mut bits = *first;
-    if let Some((last, whole)) = rest.split_last() {
-        for page in whole {
-            bits |= page;
-            let page = memory.piece(piece_at(*page, run.size));
-            if page.and_then(|page| builder.push(page)).is_none() {
-                return Built::Mixed;
-            }
-        }
-        bits |= last;
-        let left = u64::from(run.length).wrapping_sub(builder.length);
-        let Some(left) = u32::try_from(left).ok().filter(|left| *left <= run.size) else {
-            return Built::Bad;
-        };
-        let last = memory.piece(piece_at(*last, left));
-        if last.and_then(|last| builder.push(last)).is_none() {
-            return Built::Mixed;
-        }
-    }
-    if !run.is_aligned(bits) {
-        return Built::Bad;
-    }
-    builder
-        .end(most, run.length)
-        .map_or(Built::Bad, Built::Whole)
-}
-
-/// The list of pages of several memories, or one that cannot be.
-#[inline(never)]
-fn build_pages(
-    room: &mut [Fragment],
-    memories: &Memories<'_>,
-    run: &PageRun<'_>,
-) -> Option<u32> {
-    let most = room.len();
-    let mut none = Fragment::default();
-    let mut builder = Builder::new(room, &mut none);
-    let mut bits = 0_u64;
-    let mut piece = run.head()?;
-    let mut left = run.length;
-    for page in run.pages {
-        bits |= page;
-        if left != run.length {
-            piece = piece_at(*page, run.size.min(left));
-        }
-        // One that has no bytes left is empty, and so refused.
-        builder.push(memories.around(piece)?.piece(piece)?)?;
-        left = left.wrapping_sub(piece.length);
-    }
-    if !run.is_aligned(bits) {
-        return None;
-    }
-    builder.end(most, run.length)
+    let within = page.wrapping_sub(1);
+    let bytes = (first.address & within).saturating_add(u64::from(length));
+    usize::try_from(bytes.saturating_add(within) >> (shift & 63)).unwrap_or(usize::MAX)
 }
 
 /// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.
