@@ -2,7 +2,8 @@
 
 use crate::nic::{RKey, Region};
 
-/// Where a window is in its life. A word, so that a descriptor has no gaps that a move copies one by one.
+/// Where a window is in its life. A word, and the last of the descriptor, so that a move reads what was written as it was
+/// written: a core does not forward two small stores to one larger load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 enum State {
@@ -18,6 +19,7 @@ enum State {
 
 /// A window that transfers borrow in turn.
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Descriptor {
     region: Region,
     on_device: RKey,

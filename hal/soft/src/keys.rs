@@ -92,27 +92,66 @@ impl Window {
 /// What a key means.
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
-    key: RKey,
-    rights: Rights,
     base: u64,
     length: u32,
     fragments: u32,
-    /// The one queue pair that may use it, for a window.
-    bound: Option<u32>,
-    /// Made by the control side, which alone ends it.
-    fixed: bool,
+    /// The one queue pair that may use it, for a window; else [`ANYBODY`].
+    bound: u32,
+    rights: Rights,
 }
 
-/// Room for one window.
-#[derive(Debug, Default)]
+impl Mapping {
+    const NONE: Self = Self {
+        base: 0,
+        length: 0,
+        fragments: 0,
+        bound: ANYBODY,
+        rights: Rights::empty(),
+    };
+}
+
+/// Room for one window: a line of what work requests and peers look at, and the window itself.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub struct RegionSlot {
-    window: Option<Window>,
     /// What goes with each of the two lists: the live one's, and the staged one's.
-    mappings: [Option<Mapping>; 2],
+    mappings: [Mapping; 2],
+    /// The live key, or [`NO_KEY`].
+    live: RKey,
+    /// The key of the staged list, or [`NO_KEY`].
+    staged: RKey,
+    /// The window's protection domain.
+    pd: u32,
+    /// The tag of the last key here.
+    tag: u8,
     /// Which of the two lists is the live one.
     flipped: bool,
-    /// The tag of the last key here, while there is no window.
-    last: Option<u8>,
+    /// The control side has made the key, which alone ends it.
+    fixed: bool,
+    /// There is a window.
+    taken: bool,
+    window: Option<Window>,
+    /// There was a window before, whose last tag is kept.
+    used: bool,
+}
+
+static_assertions::const_assert_eq!(core::mem::offset_of!(RegionSlot, window), 64);
+
+impl Default for RegionSlot {
+    fn default() -> Self {
+        Self {
+            mappings: [Mapping::NONE; 2],
+            live: NO_KEY,
+            staged: NO_KEY,
+            pd: 0,
+            tag: 0,
+            flipped: false,
+            fixed: false,
+            taken: false,
+            window: None,
+            used: false,
+        }
+    }
 }
 
 /// A queue pair, as the checks see it.
@@ -206,8 +245,8 @@ impl<'a> Keys<'a> {
             .regions
             .iter()
             .enumerate()
-            .find(|(_, slot)| slot.window.is_none())
-            .map(|(index, slot)| (index as u32, slot.last));
+            .find(|(_, slot)| !slot.taken)
+            .map(|(index, slot)| (index as u32, slot.used.then_some(slot.tag)));
         let Some((index, last)) = vacant else {
             return Err(window);
         };
@@ -217,10 +256,10 @@ impl<'a> Keys<'a> {
             Some(last) => last.wrapping_add(u8::from(window.mapped.is_some())),
         };
         let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(tag));
-        let mut live = None;
+        let mut mapping = None;
         if let Some(mapped) = &window.mapped {
-            live = self.map(Region(index), key, window.pd, mapped, capabilities);
-            if live.is_none() {
+            mapping = self.map(Region(index), key, window.pd, mapped, capabilities);
+            if mapping.is_none() {
                 return Err(window);
             }
         }
@@ -229,8 +268,13 @@ impl<'a> Keys<'a> {
         };
         window.tag = tag;
         *slot = RegionSlot {
+            mappings: [mapping.unwrap_or(Mapping::NONE), Mapping::NONE],
+            live: if mapping.is_some() { key } else { NO_KEY },
+            pd: window.pd,
+            tag,
+            fixed: mapping.is_some(),
+            taken: true,
             window: Some(window),
-            mappings: [live, None],
             ..RegionSlot::default()
         };
         Ok((Region(index), key))
@@ -271,21 +315,21 @@ impl<'a> Keys<'a> {
             .get_mut(start..start.checked_add(self.stride)?)?;
         let fragments = build(room, self.memories, pd, &order, capabilities)?;
         Some(Mapping {
-            key,
-            rights: order.rights,
             base: order.base,
             length,
             fragments,
-            bound: None,
-            fixed: true,
+            bound: ANYBODY,
+            rights: order.rights,
         })
     }
 
     pub(crate) fn retire(&mut self, region: Region) -> Option<Window> {
         let slot = self.regions.get_mut(region.0 as usize)?;
-        let window = slot.window.take()?;
+        let mut window = slot.window.take()?;
+        window.tag = slot.tag;
         *slot = RegionSlot {
-            last: Some(window.tag),
+            tag: slot.tag,
+            used: true,
             ..RegionSlot::default()
         };
         Some(window)
@@ -295,7 +339,7 @@ impl<'a> Keys<'a> {
     pub(crate) fn live(&self) -> usize {
         self.regions
             .iter()
-            .filter(|slot| slot.live().is_some())
+            .filter(|slot| slot.live != NO_KEY)
             .count()
     }
 
@@ -309,8 +353,6 @@ impl<'a> Keys<'a> {
         let reject = NotStaged::Reject;
         let index = order.region.0 as usize;
         let slot = self.regions.get_mut(index).ok_or(reject)?;
-        let is_staged = slot.staged().is_some();
-        let window = slot.window.as_ref().ok_or(reject)?;
         let (mechanism, count, most) = match order.layout {
             Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
             Layout::Fragments(list) => (
@@ -327,8 +369,9 @@ impl<'a> Keys<'a> {
         // What a driver refuses to post, or has no room for.
         if !capabilities.mechanisms.contains(mechanism)
             || count > most as usize
-            || is_staged
-            || window.mapped.is_some()
+            || slot.staged != NO_KEY
+            || slot.fixed
+            || !slot.taken
         {
             return Err(reject);
         }
@@ -336,7 +379,7 @@ impl<'a> Keys<'a> {
         let fits = order.length != 0
             && (order.base == 0 || !capabilities.zero_based)
             && order.base.checked_add(u64::from(order.length)).is_some()
-            && window.pd == asker.pd
+            && slot.pd == asker.pd
             && order.key.0 >> 8 == WINDOW_INDEX.wrapping_add(order.region.0);
         if !fits {
             return Err(bind);
@@ -347,25 +390,27 @@ impl<'a> Keys<'a> {
             .get_mut(start..start.saturating_add(self.stride))
             .ok_or(reject)?;
         let fragments = build(room, self.memories, asker.pd, order, capabilities).ok_or(bind)?;
-        *slot.staged() = Some(Mapping {
-            key: order.key,
-            rights: order.rights,
+        let [first, second] = &mut slot.mappings;
+        *(if slot.flipped { first } else { second }) = Mapping {
             base: order.base,
             length: order.length,
             fragments,
-            bound: matches!(order.layout, Layout::Window(_)).then_some(asker.number),
-            fixed: false,
-        });
+            bound: match order.layout {
+                Layout::Window(_) => asker.number,
+                Layout::Fragments(_) | Layout::Pages { .. } => ANYBODY,
+            },
+            rights: order.rights,
+        };
+        slot.staged = order.key;
         Ok(())
     }
 
     /// Forgets a staged registration that will not run.
     pub(crate) fn unstage(&mut self, region: Region, key: RKey) {
         if let Some(slot) = self.regions.get_mut(region.0 as usize)
-            && let staged = slot.staged()
-            && staged.as_ref().is_some_and(|staged| staged.key == key)
+            && slot.staged == key
         {
-            *staged = None;
+            slot.staged = NO_KEY;
         }
     }
 
@@ -381,40 +426,31 @@ impl<'a> Keys<'a> {
             .regions
             .get_mut(region.0 as usize)
             .ok_or(Status::Bind)?;
-        let [first, second] = &mut slot.mappings;
-        let (live, staged) = if slot.flipped {
-            (second, first)
-        } else {
-            (first, second)
-        };
-        if staged.as_ref().is_none_or(|staged| staged.key != key) {
+        if slot.staged != key || key == NO_KEY {
             return Err(Status::Bind);
         }
-        if checks_reuse && live.is_some() {
-            *staged = None;
+        slot.staged = NO_KEY;
+        if checks_reuse && slot.live != NO_KEY {
             return Err(Status::Bind);
         }
-        let window = slot.window.as_mut().ok_or(Status::Bind)?;
-        window.tag = key.0.to_le_bytes()[0];
         // What was live before is no more, and its list is the next to be written.
-        *live = None;
+        slot.live = key;
+        slot.tag = key.0.to_le_bytes()[0];
         slot.flipped = !slot.flipped;
         Ok(())
     }
 
     /// Makes a key dead. False for one that is not live, or not this queue pair's to kill; with `foreign`, every
     /// queue pair of the device may.
+    #[inline]
     pub(crate) fn kill(&mut self, asker: Asker, key: RKey, foreign: bool) -> bool {
         let Some(slot) = region_index(key.0).and_then(|index| self.regions.get_mut(index)) else {
             return false;
         };
-        let live = slot
-            .live()
-            .is_some_and(|live| live.key == key && !live.fixed);
-        if !live || !(foreign || slot.answers(asker, key)) {
+        if slot.live != key || slot.fixed || !(foreign || slot.answers(asker, key)) {
             return false;
         }
-        *slot.live_mut() = None;
+        slot.live = NO_KEY;
         true
     }
 
@@ -506,7 +542,7 @@ impl<'a> Keys<'a> {
     ) -> Option<Walk<'_>> {
         let index = region_index(key.0)?;
         let slot = self.regions.get(index)?;
-        let live = slot.live()?;
+        let live = slot.mapping();
         if !slot.answers(asker, key) || !live.rights.contains(right) {
             return None;
         }
@@ -527,32 +563,18 @@ impl<'a> Keys<'a> {
 }
 
 impl RegionSlot {
+    /// What goes with the live list, if there is a live key.
     #[inline]
-    const fn live(&self) -> Option<&Mapping> {
+    const fn mapping(&self) -> &Mapping {
         let [first, second] = &self.mappings;
-        if self.flipped { second } else { first }.as_ref()
-    }
-
-    #[inline]
-    const fn live_mut(&mut self) -> &mut Option<Mapping> {
-        let [first, second] = &mut self.mappings;
         if self.flipped { second } else { first }
     }
 
+    /// Whether the key, which has the index of a window, is live here, and this queue pair may use it.
     #[inline]
-    const fn staged(&mut self) -> &mut Option<Mapping> {
-        let [first, second] = &mut self.mappings;
-        if self.flipped { first } else { second }
-    }
-
-    /// Whether the key is live here, and this queue pair may use it.
     fn answers(&self, asker: Asker, key: RKey) -> bool {
-        let (Some(window), Some(live)) = (&self.window, self.live()) else {
-            return false;
-        };
-        live.key == key
-            && window.pd == asker.pd
-            && live.bound.is_none_or(|number| number == asker.number)
+        let bound = self.mapping().bound;
+        self.live == key && self.pd == asker.pd && (bound == ANYBODY || bound == asker.number)
     }
 }
 
@@ -819,6 +841,12 @@ fn list_start(region: usize, second: bool, stride: usize) -> usize {
 
 /// Key index of the first window. Key 0 is nobody's.
 const WINDOW_INDEX: u32 = 1;
+
+/// The index of no window.
+const NO_KEY: RKey = RKey(0);
+
+/// No number of a queue pair, which has 24 bits.
+const ANYBODY: u32 = u32::MAX;
 
 /// Key index of the first base memory region.
 const MEMORY_INDEX: u32 = 1 << 23;
