@@ -258,7 +258,7 @@ impl<'a> Keys<'a> {
         let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(tag));
         let mut mapping = None;
         if let Some(mapped) = &window.mapped {
-            mapping = self.map(Region(index), key, window.pd, mapped, capabilities);
+            mapping = self.map(Region(index), window.pd, mapped, capabilities);
             if mapping.is_none() {
                 return Err(window);
             }
@@ -284,7 +284,6 @@ impl<'a> Keys<'a> {
     fn map(
         &mut self,
         region: Region,
-        key: RKey,
         pd: u32,
         mapped: &Mapped,
         capabilities: &Capabilities,
@@ -301,25 +300,18 @@ impl<'a> Keys<'a> {
         {
             return None;
         }
-        let order = Order {
-            region,
-            key,
-            rights: mapped.rights,
-            base: mapped.base,
-            length,
-            layout: Layout::Fragments(ranges),
-        };
         let start = list_start(region.0 as usize, false, self.stride);
         let room = self
             .fragments
             .get_mut(start..start.checked_add(self.stride)?)?;
-        let fragments = build(room, self.memories, pd, &order, capabilities)?;
+        let memories = Memories::of(self.memories, pd, mapped.rights);
+        let fragments = build(room, &memories, ranges, length, 0)?;
         Some(Mapping {
-            base: order.base,
+            base: mapped.base,
             length,
             fragments,
             bound: ANYBODY,
-            rights: order.rights,
+            rights: mapped.rights,
         })
     }
 
@@ -353,22 +345,10 @@ impl<'a> Keys<'a> {
         let reject = NotStaged::Reject;
         let index = order.region.0 as usize;
         let slot = self.regions.get_mut(index).ok_or(reject)?;
-        let (mechanism, count, most) = match order.layout {
-            Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
-            Layout::Fragments(list) => (
-                Mechanisms::FRAGMENTS,
-                list.len(),
-                capabilities.max_fragments,
-            ),
-            Layout::Pages { shift, ranges } => (
-                Mechanisms::PAGES,
-                pages_in(ranges, shift, order.length),
-                capabilities.max_pages,
-            ),
-        };
+        let laid = Laid::of(asker, order, capabilities);
         // What a driver refuses to post, or has no room for.
-        if !capabilities.mechanisms.contains(mechanism)
-            || count > most as usize
+        if !capabilities.mechanisms.contains(laid.mechanism)
+            || laid.count > laid.most as usize
             || slot.staged != NO_KEY
             || slot.fixed
             || !slot.taken
@@ -376,7 +356,8 @@ impl<'a> Keys<'a> {
             return Err(reject);
         }
         let bind = NotStaged::Fail(Status::Bind);
-        let fits = order.length != 0
+        let fits = laid.is_sound
+            && order.length != 0
             && (order.base == 0 || !capabilities.zero_based)
             && order.base.checked_add(u64::from(order.length)).is_some()
             && slot.pd == asker.pd
@@ -387,18 +368,17 @@ impl<'a> Keys<'a> {
         let start = list_start(index, !slot.flipped, self.stride);
         let room = self
             .fragments
-            .get_mut(start..start.saturating_add(self.stride))
+            .get_mut(start..start.wrapping_add(self.stride))
             .ok_or(reject)?;
-        let fragments = build(room, self.memories, asker.pd, order, capabilities).ok_or(bind)?;
+        let memories = Memories::of(self.memories, asker.pd, order.rights);
+        let fragments = build(room, &memories, laid.list, order.length, laid.within);
+        let fragments = fragments.ok_or(bind)?;
         let [first, second] = &mut slot.mappings;
         *(if slot.flipped { first } else { second }) = Mapping {
             base: order.base,
             length: order.length,
             fragments,
-            bound: match order.layout {
-                Layout::Window(_) => asker.number,
-                Layout::Fragments(_) | Layout::Pages { .. } => ANYBODY,
-            },
+            bound: laid.bound,
             rights: order.rights,
         };
         slot.staged = order.key;
@@ -585,12 +565,23 @@ struct Memories<'k> {
     write: bool,
 }
 
-impl Memories<'_> {
+impl<'k> Memories<'k> {
+    #[inline(always)]
+    fn of(all: &'k [Option<Memory>], pd: u32, rights: Rights) -> Self {
+        let write = Rights::REMOTE_WRITE.union(Rights::LOCAL_WRITE);
+        Self {
+            all,
+            pd,
+            write: rights.intersects(write),
+        }
+    }
+
     fn admits(&self, memory: &Memory) -> bool {
         memory.pd() == self.pd && (!self.write || memory.rights().contains(Rights::LOCAL_WRITE))
     }
 
     /// By local key.
+    #[inline(always)]
     fn named(&self, lkey: LKey) -> Option<&Memory> {
         let index = (lkey.0 >> 8).checked_sub(MEMORY_INDEX)?;
         let memory = self.all.get(index as usize)?.as_ref()?;
@@ -659,40 +650,63 @@ impl<'k> Builder<'k> {
     }
 }
 
-/// Writes the list of a registration; how many fragments it has.
-#[inline]
-fn build(
-    room: &mut [Fragment],
-    all: &[Option<Memory>],
-    pd: u32,
-    order: &Order<'_>,
-    capabilities: &Capabilities,
-) -> Option<u32> {
-    let memories = Memories {
-        all,
-        pd,
-        write: order
-            .rights
-            .intersects(Rights::REMOTE_WRITE.union(Rights::LOCAL_WRITE)),
-    };
-    match order.layout {
-        // A window is addressed as the memory is.
-        Layout::Window(piece) if piece.address != order.base => None,
-        Layout::Window(piece) => build_one(room, &memories, piece, order.length),
-        Layout::Fragments(list) => build_list(room, &memories, list, order.length, 0),
-        Layout::Pages { shift, ranges } => {
-            if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
-                return None;
+/// The ranges of a registration, and what goes for lists of that kind.
+struct Laid<'w> {
+    mechanism: Mechanisms,
+    list: &'w [Sge],
+    /// No hole between two ranges begins or ends at an address with one of these bits.
+    within: u64,
+    /// What is counted, and how many there may be.
+    count: usize,
+    most: u32,
+    /// As in [`Mapping`].
+    bound: u32,
+    is_sound: bool,
+}
+
+impl<'w> Laid<'w> {
+    #[inline(always)]
+    fn of(asker: Asker, order: &'w Order<'_>, capabilities: &Capabilities) -> Self {
+        match &order.layout {
+            Layout::Fragments(list) => Self {
+                mechanism: Mechanisms::FRAGMENTS,
+                list,
+                within: 0,
+                count: list.len(),
+                most: capabilities.max_fragments,
+                bound: ANYBODY,
+                is_sound: true,
+            },
+            Layout::Window(piece) => Self {
+                mechanism: Mechanisms::WINDOW,
+                list: core::slice::from_ref(piece),
+                within: 0,
+                count: 1,
+                most: 1,
+                bound: asker.number,
+                // A window is addressed as the memory is.
+                is_sound: piece.address == order.base,
+            },
+            Layout::Pages { shift, ranges } => {
+                let within = 1_u64.wrapping_shl(u32::from(*shift)).wrapping_sub(1);
+                Self {
+                    mechanism: Mechanisms::PAGES,
+                    list: ranges,
+                    within,
+                    count: pages_in(ranges, within, *shift, order.length),
+                    most: capabilities.max_pages,
+                    bound: ANYBODY,
+                    is_sound: (capabilities.page_shift..=MOST_SHIFT).contains(shift),
+                }
             }
-            let within = 1_u64.checked_shl(u32::from(shift))?.wrapping_sub(1);
-            build_list(room, &memories, ranges, order.length, within)
         }
     }
 }
 
-/// The list of pieces between which no hole begins or ends at an address with one of the bits `within`.
+/// Writes the list of a registration; how many fragments it has. No hole between its pieces begins or ends at an address
+/// with one of the bits `within`.
 #[inline(always)]
-fn build_list(
+fn build(
     room: &mut [Fragment],
     memories: &Memories<'_>,
     list: &[Sge],
@@ -793,14 +807,12 @@ fn build_mixed(
     builder.end(most, length, within)
 }
 
-/// Pages of `1 << shift` that so many bytes take in the shape of a page list; none for one that cannot be.
-fn pages_in(ranges: &[Sge], shift: u8, length: u32) -> usize {
-    let (Some(first), Some(page)) = (ranges.first(), 1_u64.checked_shl(u32::from(shift))) else {
-        return 0;
-    };
-    let within = page.wrapping_sub(1);
-    let bytes = (first.address & within).saturating_add(u64::from(length));
-    usize::try_from(bytes.saturating_add(within) >> (shift & 63)).unwrap_or(usize::MAX)
+/// Pages that so many bytes take in the shape of a page list; `within` is a page less one.
+fn pages_in(ranges: &[Sge], within: u64, shift: u8, length: u32) -> usize {
+    let before = ranges.first().map_or(0, |first| first.address & within);
+    let bytes = before.saturating_add(u64::from(length));
+    let pages = bytes.saturating_add(within) >> (shift & 63);
+    usize::try_from(pages).unwrap_or(usize::MAX)
 }
 
 /// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.

@@ -14,7 +14,7 @@ impl<W: Wire> Soft<'_, W> {
     /// Everything before `psn` is done, and that is all.
     pub(crate) fn on_ack(&mut self, index: u32, psn: u32) {
         // An INVALIDATE may have waited for this.
-        if self.acknowledged(index, psn) && self.go_on(index) {
+        if self.acknowledged(index, psn) && self.invalidate_waiting(index) && self.go_on(index) {
             self.table.list(index);
         }
     }
@@ -51,6 +51,43 @@ impl<W: Wire> Soft<'_, W> {
             return false;
         }
         slot.state == State::Ready && slot.sent != slot.tail
+    }
+
+    /// Runs INVALIDATEs that have waited for an acknowledgement, as long as nothing is wrong with them; whether there is
+    /// more to run.
+    fn invalidate_waiting(&mut self, index: u32) -> bool {
+        let Some(Held {
+            slot, mut sends, ..
+        }) = self.table.held(index)
+        else {
+            return false;
+        };
+        let Some(pair) = &slot.pair else {
+            return false;
+        };
+        let asker = pair.asker();
+        while slot.sent != slot.tail {
+            let ready = slot.sent == slot.completed && slot.resume == 0 && !self.faulty;
+            let Some(entry) = sends.at(slot.sent).filter(|entry| entry.waits() && ready) else {
+                return true;
+            };
+            let foreign = self.profile.foreign_invalidate;
+            if !self.keys.kill(asker, RKey(entry.rkey), foreign) {
+                return true;
+            }
+            slot.sent = slot.sent.wrapping_add(1);
+            slot.completed = slot.sent;
+            if entry.is(Marks::SIGNALLED) {
+                self.completions.push(CompletionEntry {
+                    completion: Completion::Done { id: entry.id },
+                    queue_pair: index,
+                    generation: slot.generation,
+                    side: Side::Send,
+                    frees: slot.completed,
+                });
+            }
+        }
+        false
     }
 
     /// The same, before something else is done about `psn`.
