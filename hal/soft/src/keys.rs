@@ -336,6 +336,7 @@ impl<'a> Keys<'a> {
     }
 
     /// Copies a registration into the region's staged list.
+    #[inline(always)]
     pub(crate) fn stage(
         &mut self,
         asker: Asker,

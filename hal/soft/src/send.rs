@@ -116,7 +116,7 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// A registration, whose list is staged as it enters.
-    #[inline(never)]
+    #[inline(always)]
     fn append_register(&mut self, index: u32, id: WrId, mut marks: Marks, order: &Order<'_>) {
         let Some(Held {
             slot, mut sends, ..
