@@ -274,10 +274,16 @@ impl<'a> PageList<'a> {
     }
 
     /// The shape of bytes `[offset, offset + length)`. That of all of them is known as ranges come in.
+    #[inline]
     pub(crate) fn shape(&self, offset: u64, length: u32) -> Shape {
         if self.is_whole(offset, length) && !self.reshaped {
             return self.shape;
         }
+        self.shape_of_part(offset, length)
+    }
+
+    #[inline(never)]
+    fn shape_of_part(&self, offset: u64, length: u32) -> Shape {
         Shape::of(self.slice(offset, length))
     }
 

@@ -53,8 +53,9 @@ impl<W: Wire> Soft<'_, W> {
         slot.state == State::Ready && slot.sent != slot.tail
     }
 
-    /// Runs INVALIDATEs that have waited for an acknowledgement, as long as nothing is wrong with them; whether there is
-    /// more to run.
+    /// Runs an INVALIDATE that has waited for an acknowledgement, if nothing is wrong with it; whether there is more to
+    /// run.
+    #[inline(never)]
     fn invalidate_waiting(&mut self, index: u32) -> bool {
         let Some(Held {
             slot, mut sends, ..
@@ -62,19 +63,16 @@ impl<W: Wire> Soft<'_, W> {
         else {
             return false;
         };
-        let Some(pair) = &slot.pair else {
+        let (Some(pair), Some(entry)) = (&slot.pair, sends.at(slot.sent)) else {
             return false;
         };
-        let asker = pair.asker();
-        while slot.sent != slot.tail {
-            let ready = slot.sent == slot.completed && slot.resume == 0 && !self.faulty;
-            let Some(entry) = sends.at(slot.sent).filter(|entry| entry.waits() && ready) else {
-                return true;
-            };
-            let foreign = self.profile.foreign_invalidate;
-            if !self.keys.kill(asker, RKey(entry.rkey), foreign) {
-                return true;
-            }
+        let foreign = self.profile.foreign_invalidate;
+        let runs = slot.sent == slot.completed
+            && slot.resume == 0
+            && !self.faulty
+            && entry.waits()
+            && self.keys.kill(pair.asker(), RKey(entry.rkey), foreign);
+        if runs {
             slot.sent = slot.sent.wrapping_add(1);
             slot.completed = slot.sent;
             if entry.is(Marks::SIGNALLED) {
@@ -87,7 +85,7 @@ impl<W: Wire> Soft<'_, W> {
                 });
             }
         }
-        false
+        slot.sent != slot.tail
     }
 
     /// The same, before something else is done about `psn`.
