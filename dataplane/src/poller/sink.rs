@@ -44,9 +44,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let state = self.connections.get(connection).ok_or(Refused::Empty)?;
         let attached = self.entries.get(entry).ok_or(Refused::Empty)?;
         let list = &*attached.entry.memory;
-        let chosen = state
-            .choices
-            .choose_for(list, offset, length)?;
+        let chosen = state.choices.choose_for(list, offset, length)?;
         Ok(chosen.mechanism)
     }
 
@@ -61,9 +59,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Place::Own(list) = &transfer.place else {
             return Err(Refused::Empty);
         };
-        let chosen = state
-            .choices
-            .choose_for(list, 0, length)?;
+        let chosen = state.choices.choose_for(list, 0, length)?;
         transfer.mechanism = Some(chosen.mechanism);
         Ok(chosen.mechanism)
     }

@@ -100,9 +100,7 @@ impl Scratch {
         length: u32,
     ) -> Option<&'l [Sge]> {
         let pieces = list.pieces();
-        if list.is_whole(offset, length)
-            && list.shape(offset, length).fragments() == pieces.len()
-        {
+        if list.is_whole(offset, length) && list.shape(offset, length).fragments() == pieces.len() {
             return Some(pieces);
         }
         self.gather(list.slice(offset, length))
@@ -191,7 +189,11 @@ pub(super) mod tests {
         };
         for whole in [
             [piece(0x1100, 100)].as_slice(),
-            &[piece(0x1100, 0xf00), piece(0x5000, 0x1000), piece(0x9000, 1)],
+            &[
+                piece(0x1100, 0xf00),
+                piece(0x5000, 0x1000),
+                piece(0x9000, 1),
+            ],
             &[piece(0x1000, 0x8000)],
         ] {
             assert_eq!(pages(whole).as_deref(), Some(whole));
@@ -318,7 +320,8 @@ pub(super) mod tests {
                 let (head, tail) = rest.split_at(length).unwrap();
                 let hole = u32::try_from(draw(2) * unit * draw(4)).unwrap();
                 let (_hole, tail) = tail.split_at(hole).unwrap();
-                list.push(head.under(LKey(u32::from(draw(5) == 0)))).unwrap();
+                list.push(head.under(LKey(u32::from(draw(5) == 0))))
+                    .unwrap();
                 rest = tail;
             }
             for _ in 0..draw(3) {
@@ -366,6 +369,9 @@ pub(super) mod tests {
             }
             assert_eq!(bytes(joined), bytes(&pieces));
         }
-        assert!(paged > 100 && odd > 100 && joins > 100, "{paged} {odd} {joins}");
+        assert!(
+            paged > 100 && odd > 100 && joins > 100,
+            "{paged} {odd} {joins}"
+        );
     }
 }

@@ -512,9 +512,10 @@ pub fn a_crooked_page_list_is_refused<T: Bench>() {
         let page = pages_of(&mut world).1 as u32;
         (page, world.bench.nic(A).capabilities().page_shift)
     };
-    // Pages, each with bytes that are left out at its start and at its end; how much shorter the pages are than the
-    // smallest, and than their length.
-    let cases: [(&[(usize, u32, u32)], u8, u32); 8] = [
+    /// Its number, and bytes that are left out at its start and at its end.
+    type Page = (usize, u32, u32);
+    // Pages, how many bits their size is below the smallest, and how many bytes more than theirs are asked for.
+    let cases: [(&[Page], u8, u32); 8] = [
         (&[(0, 0, 1), (2, 0, 0)], 0, 0),
         (&[(0, 0, 0), (2, 1, 0)], 0, 0),
         (&[(0, 0, 0), (2, 1, 1), (4, 0, 0)], 0, 0),
