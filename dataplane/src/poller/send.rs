@@ -171,7 +171,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let mut is_mapped = false;
         // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
         if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
-            let chosen = choose(transfer, &state.choices, length, &mut self.scratch);
+            let chosen = choose(transfer, &state.choices, length);
             let Ok(mechanism) = chosen else {
                 self.counters.unmappable.add(1);
                 self.refuse_own(handle);

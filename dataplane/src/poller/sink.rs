@@ -48,9 +48,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let state = self.connections.get(connection).ok_or(Refused::Empty)?;
         let attached = self.entries.get(entry).ok_or(Refused::Empty)?;
         let list = &*attached.entry.memory;
-        let chosen = state
-            .choices
-            .choose_for(&mut self.scratch, list, offset, length)?;
+        let chosen = state.choices.choose_for(list, offset, length)?;
         Ok(chosen.mechanism)
     }
 
@@ -59,7 +57,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let transfer = self.transfers.get_mut(handle).ok_or(Refused::Empty)?;
         let state = self.connections.get(transfer.connection);
         let state = state.ok_or(Refused::Empty)?;
-        choose(transfer, &state.choices, length, &mut self.scratch)
+        choose(transfer, &state.choices, length)
     }
 
     /// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
@@ -303,7 +301,6 @@ pub(super) fn choose(
     transfer: &mut Transfer<'_>,
     choices: &Choices,
     length: u32,
-    scratch: &mut Scratch,
 ) -> Result<Mechanism, Refused> {
     if let Some(mechanism) = transfer.mechanism {
         return Ok(mechanism);
@@ -311,7 +308,7 @@ pub(super) fn choose(
     let Place::Own(list) = &transfer.place else {
         return Err(Refused::Empty);
     };
-    let chosen = choices.choose_for(scratch, list, 0, length)?;
+    let chosen = choices.choose_for(list, 0, length)?;
     transfer.mechanism = Some(chosen.mechanism);
     Ok(chosen.mechanism)
 }
@@ -355,8 +352,8 @@ pub(super) struct Uncovered;
 
 /// The sink of a transfer as its peer is told of it.
 pub(super) fn describe<'s, 'a>(
-    transfer: &Transfer<'a>,
-    entries: &Pool<'_, Attached<'a>>,
+    transfer: &'s Transfer<'a>,
+    entries: &'s Pool<'_, Attached<'a>>,
     zero_based: bool,
     scratch: &'s mut Scratch,
     one: &'s mut [Fragment; 1],
@@ -380,9 +377,9 @@ pub(super) fn describe<'s, 'a>(
         return wire::Descriptor::new(key.unwrap_or_default(), &[]);
     };
     if transfer.mechanism == Some(Mechanism::Arena) {
-        let fragments = scratch.fragments(list.slice(offset, length));
+        let pieces = scratch.joined(list, offset, length);
         let key = list.exposed().unwrap_or_default();
-        return wire::Descriptor::new(key, fragments.unwrap_or_default());
+        return wire::Descriptor::over(key, pieces.unwrap_or_default());
     }
     *fragment = Fragment {
         length,
