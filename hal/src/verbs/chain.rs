@@ -1,14 +1,13 @@
 //! The open chain: work requests as the library wants them, checked before it sees them.
 
-use o2poll_dataplane::nic::{LKey, Layout, Remote, Rights, SendWr, Sge, Status};
+use o2poll_dataplane::nic::{LKey, RKey, Remote, Rights, Sge, Status};
 use rdma_core_sys::types::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV,
-    ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV, ibv_mr,
+    ibv_mw, ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 
 use super::objects::{Memory, access};
-use super::windows::{Binding, Change, Windows};
 
 /// Requests of one queue pair that are queued and not yet rung for.
 pub(super) struct Chain {
@@ -18,22 +17,26 @@ pub(super) struct Chain {
     pieces: Box<[ibv_sge]>,
     stride: usize,
     pub(super) length: usize,
+    /// How long it may become, as far as is known; it is not open, or one was refused, if that is not more.
+    pub(super) most: usize,
     /// Slot of the queue pair that it is of.
     pub(super) qp: u32,
     /// One was refused: none behind it is taken.
     pub(super) refused: bool,
     /// One that fails for certain is in it: those behind it are only flushed.
     pub(super) poisoned: bool,
-    /// How many change a window.
-    pub(super) changes: usize,
-    /// A queue pair that queued into the chain of another.
-    pub(super) stray: Option<u32>,
+    /// One changes a window.
+    pub(super) changes: bool,
+    /// The windows that it registers, each with the place of its request. One window is in it once at most.
+    registers: Box<[(usize, u32)]>,
+    registered: usize,
 }
 
 /// What the checks need to know of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub(super) pd: usize,
+    /// At most the `stride` of the chain.
     pub(super) max_sge: usize,
     pub(super) inline: u32,
     pub(super) generation: u16,
@@ -41,14 +44,11 @@ pub(super) struct Facts {
     pub(super) reads: bool,
 }
 
-/// A request's place.
+/// What a request is besides what it does.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker<'q> {
-    pub(super) facts: &'q Facts,
+pub(super) struct Head {
     /// The id that the device is given.
     pub(super) token: u64,
-    pub(super) qp: u32,
-    pub(super) position: u32,
     pub(super) signalled: bool,
 }
 
@@ -56,21 +56,37 @@ pub(super) struct Asker<'q> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Built {
     /// It can be handed over.
-    Ready(Option<Change>),
+    Ready,
+    /// It can, and its change of a window is noted.
+    Changes,
     /// It would fail, with this status.
     Fails(Status),
     /// No device would take it.
     Refused,
 }
 
+/// A type-2 window over memory, as its BIND_MW says it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bind {
+    /// Index of the window, and what the library knows it by.
+    pub(super) region: u32,
+    pub(super) window: *mut ibv_mw,
+    pub(super) memory: *mut ibv_mr,
+    pub(super) key: RKey,
+    pub(super) piece: Sge,
+    pub(super) rights: Rights,
+}
+
 /// Registered memory as the checks want it.
 #[derive(Debug)]
-struct Known {
+pub(super) struct Known {
     lkey: LKey,
+    rights: Rights,
+    windows: bool,
     pd: usize,
     start: u64,
-    end: u64,
-    rights: Rights,
+    length: u64,
+    pub(super) raw: *mut ibv_mr,
     memory: Memory,
 }
 
@@ -99,174 +115,145 @@ impl Chain {
             pieces,
             stride,
             length: 0,
+            most: 0,
             qp: u32::MAX,
             refused: false,
             poisoned: false,
-            changes: 0,
-            stray: None,
+            changes: false,
+            registers: vec![(0, 0); most].into_boxed_slice(),
+            registered: 0,
         }
     }
 
     pub(super) const fn clear(&mut self) {
-        self.length = 0;
+        (self.length, self.most, self.registered) = (0, 0, 0);
         self.qp = u32::MAX;
         self.refused = false;
         self.poisoned = false;
-        self.changes = 0;
+        self.changes = false;
     }
 
-    /// Writes the next request; it is not part of the chain before `length` says so.
+    /// From now on none is taken.
+    pub(super) const fn refuse(&mut self) {
+        self.refused = true;
+        self.most = 0;
+    }
+
+    // These write the next request, which is not part of the chain before `length` says so.
+
+    /// SEND, or SEND_WITH_INV.
     #[inline]
-    pub(super) fn build(
+    pub(super) fn send(
         &mut self,
-        wr: &SendWr<'_>,
-        asker: &Asker<'_>,
+        facts: &Facts,
+        head: Head,
         memories: &Memories,
-        windows: &mut Windows,
-        free: impl Fn(Binding) -> bool,
+        message: Sge,
+        invalidate: Option<RKey>,
     ) -> Built {
-        let start = self.length.wrapping_mul(self.stride);
-        let end = start.wrapping_add(self.stride);
-        let (Some(out), Some(pieces)) = (
-            self.wrs.get_mut(self.length),
-            self.pieces.get_mut(start..end),
-        ) else {
+        let (opcode, word) = match invalidate {
+            Some(key) => (IBV_WR_SEND_WITH_INV, key.0),
+            None => (IBV_WR_SEND, 0),
+        };
+        let gathered = self.gather(facts, memories, &[message], Rights::empty());
+        self.carry(head, opcode, word, gathered, facts.inline)
+    }
+
+    /// RDMA WRITE. Immediate data is big-endian for the library (`ibv_post_send(3)`).
+    #[inline]
+    pub(super) fn write(
+        &mut self,
+        facts: &Facts,
+        head: Head,
+        memories: &Memories,
+        local: &[Sge],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Built {
+        let (opcode, word) = match imm {
+            Some(imm) => (IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be()),
+            None => (IBV_WR_RDMA_WRITE, 0),
+        };
+        let gathered = self.gather(facts, memories, local, Rights::empty());
+        self.aim(remote);
+        self.carry(head, opcode, word, gathered, facts.inline)
+    }
+
+    /// RDMA READ.
+    #[inline]
+    pub(super) fn read(
+        &mut self,
+        facts: &Facts,
+        head: Head,
+        memories: &Memories,
+        local: &[Sge],
+        remote: Remote,
+    ) -> Built {
+        if !facts.reads {
+            // Nothing was negotiated for it, and it would never complete.
+            return Built::Refused;
+        }
+        let gathered = self.gather(facts, memories, local, Rights::LOCAL_WRITE);
+        self.aim(remote);
+        // It brings bytes, so that none ride inside.
+        self.carry(head, IBV_WR_RDMA_READ, 0, gathered, 0)
+    }
+
+    /// BIND_MW.
+    #[inline]
+    pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Built {
+        let at = self.length;
+        let Some((out, entry)) = self
+            .wrs
+            .get_mut(at)
+            .zip(self.registers.get_mut(self.registered))
+        else {
             return Built::Refused;
         };
-        out.wr_id = asker.token;
-        out.send_flags = if asker.signalled {
-            IBV_SEND_SIGNALED
-        } else {
-            0
+        begin(out, head, IBV_WR_BIND_MW);
+        // Not zero is EINVAL (rxe).
+        out.__bindgen_anon_1.imm_data = 0;
+        // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
+        let to = unsafe { &mut out.__bindgen_anon_2.bind_mw };
+        to.mw = bind.window;
+        to.rkey = bind.key.0;
+        to.bind_info = ibv_mw_bind_info {
+            mr: bind.memory,
+            addr: bind.piece.address,
+            length: u64::from(bind.piece.length),
+            mw_access_flags: access(bind.rights),
         };
-        match *wr {
-            SendWr::Send {
-                message,
-                invalidate,
-            } => {
-                let list = [message];
-                let gathered = memories.gather(&list, asker, Rights::empty(), pieces);
-                let opcode = if invalidate.is_some() {
-                    IBV_WR_SEND_WITH_INV
-                } else {
-                    IBV_WR_SEND
-                };
-                let word = invalidate.map_or(0, |key| key.0);
-                carry(out, opcode, word, gathered, asker.facts.inline)
-            }
-            SendWr::Write { local, remote, imm } => {
-                let gathered = memories.gather(local, asker, Rights::empty(), pieces);
-                let opcode = if imm.is_some() {
-                    IBV_WR_RDMA_WRITE_WITH_IMM
-                } else {
-                    IBV_WR_RDMA_WRITE
-                };
-                aim(out, remote);
-                carry(
-                    out,
-                    opcode,
-                    imm.unwrap_or(0).to_be(),
-                    gathered,
-                    asker.facts.inline,
-                )
-            }
-            SendWr::Read { local, remote } => {
-                if !asker.facts.reads {
-                    // Nothing was negotiated for it, and it would never complete.
-                    return Built::Refused;
-                }
-                let gathered = memories.gather(local, asker, Rights::LOCAL_WRITE, pieces);
-                aim(out, remote);
-                carry(out, IBV_WR_RDMA_READ, 0, gathered, 0)
-            }
-            SendWr::Register {
-                region,
-                key,
-                rights,
-                base,
-                length,
-                layout,
-            } => {
-                let Layout::Window(piece) = layout else {
-                    return Built::Refused;
-                };
-                let Some(slot) = windows.get_mut(region) else {
-                    return Built::Fails(Status::Bind);
-                };
-                if slot.queued {
-                    // The next chain can take it.
-                    return Built::Refused;
-                }
-                let known = memories.find(piece, asker.facts.pd);
-                // A window has no local key, hence no right of ours.
-                let remote = rights.difference(Rights::LOCAL_WRITE);
-                let Some((memory, known)) = known else {
-                    return Built::Fails(Status::Bind);
-                };
-                let right = length != 0
-                    && piece.length == length
-                    && base == piece.address
-                    && known.memory.windows
-                    && allows(known.rights, remote)
-                    && key.0 >> 8 == slot.key.0 >> 8
-                    && key != slot.key
-                    && slot.pd == asker.facts.pd
-                    && free(slot.binding);
-                if !right {
-                    return Built::Fails(Status::Bind);
-                }
-                out.opcode = IBV_WR_BIND_MW;
-                out.num_sge = 0;
-                // Not zero is EINVAL (rxe).
-                out.__bindgen_anon_1.imm_data = 0;
-                let binding = Binding::Live {
-                    qp: asker.qp,
-                    generation: asker.facts.generation,
-                    memory,
-                };
-                // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
-                let bind = unsafe { &mut out.__bindgen_anon_2.bind_mw };
-                bind.mw = slot.raw;
-                bind.rkey = key.0;
-                bind.bind_info = ibv_mw_bind_info {
-                    mr: known.memory.raw.raw,
-                    addr: piece.address,
-                    length: u64::from(length),
-                    mw_access_flags: access(remote),
-                };
-                Built::Ready(windows.change(region, true, key, binding))
-            }
-            SendWr::Invalidate { key } => {
-                let Some(region) = windows.find(key) else {
-                    return Built::Fails(Status::LocalOperation);
-                };
-                let bound = windows.get_mut(region).map(|slot| (slot.key, slot.binding));
-                let Some((
-                    bound,
-                    Binding::Live {
-                        qp,
-                        generation,
-                        memory,
-                    },
-                )) = bound
-                else {
-                    return Built::Fails(Status::LocalOperation);
-                };
-                if bound != key || qp != asker.qp || generation != asker.facts.generation {
-                    return Built::Fails(Status::LocalOperation);
-                }
-                out.opcode = IBV_WR_LOCAL_INV;
-                out.num_sge = 0;
-                out.__bindgen_anon_1.invalidate_rkey = key.0;
-                let binding = Binding::Dying {
-                    qp,
-                    generation,
-                    position: asker.position,
-                    memory,
-                };
-                Built::Ready(windows.change(region, false, key, binding))
-            }
-        }
+        *entry = (at, bind.region);
+        self.registered = self.registered.wrapping_add(1);
+        Built::Changes
+    }
+
+    /// LOCAL_INV.
+    #[inline]
+    pub(super) fn invalidate(&mut self, head: Head, key: RKey) -> Built {
+        let Some(out) = self.wrs.get_mut(self.length) else {
+            return Built::Refused;
+        };
+        begin(out, head, IBV_WR_LOCAL_INV);
+        out.__bindgen_anon_1.invalidate_rkey = key.0;
+        Built::Changes
+    }
+
+    /// All of it is flushed: nothing of it changes a window, or fails of itself.
+    pub(super) const fn forget_changes(&mut self) {
+        self.registered = 0;
+        self.changes = false;
+        self.poisoned = false;
+    }
+
+    /// The windows that the first `count` requests register.
+    #[inline]
+    pub(super) fn registers(&self, count: usize) -> impl Iterator<Item = u32> + '_ {
+        self.registers
+            .iter()
+            .take(self.registered)
+            .filter(move |(at, _)| *at < count)
+            .map(|(_, region)| *region)
     }
 
     /// In place of one that would fail: it does so on any device, and nothing leaves.
@@ -293,6 +280,86 @@ impl Chain {
             out.__bindgen_anon_1.imm_data = 0;
         }
     }
+
+    /// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB): how many, and their length in all.
+    #[inline]
+    fn gather(
+        &mut self,
+        facts: &Facts,
+        memories: &Memories,
+        list: &[Sge],
+        needs: Rights,
+    ) -> Result<(i32, u64), Built> {
+        if list.len() > facts.max_sge {
+            return Err(Built::Refused);
+        }
+        let mut at = self.length.wrapping_mul(self.stride);
+        let (mut count, mut total) = (0, 0_u64);
+        for piece in list {
+            if piece.length == 0 {
+                continue;
+            }
+            match memories.find(*piece, facts.pd) {
+                Some((_, known)) if known.rights.contains(needs) => {}
+                _ => return Err(Built::Fails(Status::LocalProtection)),
+            }
+            let Some(room) = self.pieces.get_mut(at) else {
+                return Err(Built::Refused);
+            };
+            *room = raw_piece(*piece);
+            at = at.wrapping_add(1);
+            count += 1;
+            total = total.wrapping_add(u64::from(piece.length));
+        }
+        if total > memories.max_message {
+            return Err(Built::Fails(Status::LocalLength));
+        }
+        Ok((count, total))
+    }
+
+    #[inline]
+    fn aim(&mut self, remote: Remote) {
+        if let Some(out) = self.wrs.get_mut(self.length) {
+            // SAFETY: nobody but the provider reads this part of the union, and only of an RDMA request.
+            let rdma = unsafe { &mut out.wr.rdma };
+            rdma.remote_addr = remote.address;
+            rdma.rkey = remote.rkey.0;
+        }
+    }
+
+    #[inline]
+    fn carry(
+        &mut self,
+        head: Head,
+        opcode: ibv_wr_opcode,
+        word: u32,
+        gathered: Result<(i32, u64), Built>,
+        inline: u32,
+    ) -> Built {
+        let (count, total) = match gathered {
+            Ok(gathered) => gathered,
+            Err(built) => return built,
+        };
+        let Some(out) = self.wrs.get_mut(self.length) else {
+            return Built::Refused;
+        };
+        begin(out, head, opcode);
+        out.num_sge = count;
+        out.__bindgen_anon_1.imm_data = word;
+        if total <= u64::from(inline) && total != 0 {
+            out.send_flags |= IBV_SEND_INLINE;
+        }
+        Built::Ready
+    }
+}
+
+impl Known {
+    /// A window with these rights of a peer may lie over it: one that it may write through over memory that we may
+    /// write (`ibv_bind_mw(3)`).
+    pub(super) const fn carries(&self, rights: Rights) -> bool {
+        self.windows
+            && (!rights.contains(Rights::REMOTE_WRITE) || self.rights.contains(Rights::LOCAL_WRITE))
+    }
 }
 
 impl Memories {
@@ -311,10 +378,12 @@ impl Memories {
         }
         self.list.push(Known {
             lkey,
+            rights: memory.rights,
+            windows: memory.windows,
             pd: memory.domain(),
             start: memory.start,
-            end: memory.end,
-            rights: memory.rights,
+            length: memory.end.saturating_sub(memory.start),
+            raw: memory.raw.raw,
             memory,
         });
         Ok(lkey)
@@ -328,88 +397,34 @@ impl Memories {
     #[inline]
     pub(super) fn takes(&self, piece: Sge, pd: usize) -> bool {
         piece.length == 0
-            || self
-                .find(piece, pd)
-                .is_some_and(|(_, known)| known.rights.contains(Rights::LOCAL_WRITE))
+            || u64::from(piece.length) <= self.max_message
+                && self
+                    .find(piece, pd)
+                    .is_some_and(|(_, known)| known.rights.contains(Rights::LOCAL_WRITE))
     }
 
     /// The memory that a piece lies in, whole, in this protection domain. There are few.
     #[inline]
-    fn find(&self, piece: Sge, pd: usize) -> Option<(u32, &Known)> {
-        let end = piece.address.checked_add(u64::from(piece.length))?;
-        self.list
-            .iter()
-            .zip(0..)
-            .find(|(known, _)| known.lkey == piece.lkey)
-            .filter(|(known, _)| known.pd == pd && known.start <= piece.address && end <= known.end)
-            .map(|(known, index)| (index, known))
-    }
-
-    /// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB): how many, and their length in all.
-    #[inline]
-    fn gather(
-        &self,
-        list: &[Sge],
-        asker: &Asker<'_>,
-        needs: Rights,
-        out: &mut [ibv_sge],
-    ) -> Result<(i32, u64), Built> {
-        if list.len() > asker.facts.max_sge {
-            return Err(Built::Refused);
-        }
-        let (mut count, mut total) = (0, 0_u64);
-        let mut room = out.iter_mut();
-        for piece in list.iter().filter(|piece| piece.length != 0) {
-            let known = self.find(*piece, asker.facts.pd);
-            if !known.is_some_and(|(_, known)| known.rights.contains(needs)) {
-                return Err(Built::Fails(Status::LocalProtection));
+    pub(super) fn find(&self, piece: Sge, pd: usize) -> Option<(u32, &Known)> {
+        for (known, index) in self.list.iter().zip(0..) {
+            if known.lkey != piece.lkey {
+                continue;
             }
-            let Some(room) = room.next() else {
-                return Err(Built::Refused);
-            };
-            *room = raw_piece(*piece);
-            count += 1;
-            total = total.wrapping_add(u64::from(piece.length));
+            // Wraps, and is more than any length, if it begins before.
+            let offset = piece.address.wrapping_sub(known.start);
+            let left = known.length.checked_sub(offset)?;
+            return (known.pd == pd && u64::from(piece.length) <= left).then_some((index, known));
         }
-        if total > self.max_message {
-            return Err(Built::Fails(Status::LocalLength));
-        }
-        Ok((count, total))
+        None
     }
 }
 
 #[inline]
-fn carry(
-    out: &mut ibv_send_wr,
-    opcode: ibv_wr_opcode,
-    word: u32,
-    gathered: Result<(i32, u64), Built>,
-    inline: u32,
-) -> Built {
-    let (count, total) = match gathered {
-        Ok(gathered) => gathered,
-        Err(built) => return built,
-    };
+const fn begin(out: &mut ibv_send_wr, head: Head, opcode: ibv_wr_opcode) {
+    out.wr_id = head.token;
     out.opcode = opcode;
-    out.num_sge = count;
-    out.__bindgen_anon_1.imm_data = word;
-    if total <= u64::from(inline) && total != 0 {
-        out.send_flags |= IBV_SEND_INLINE;
-    }
-    Built::Ready(None)
-}
-
-#[inline]
-fn aim(out: &mut ibv_send_wr, remote: Remote) {
-    // SAFETY: nobody but the provider reads this part of the union, and only of an RDMA request.
-    let rdma = unsafe { &mut out.wr.rdma };
-    rdma.remote_addr = remote.address;
-    rdma.rkey = remote.rkey.0;
-}
-
-/// A window that a peer may write through lies over memory that we may write.
-const fn allows(memory: Rights, remote: Rights) -> bool {
-    !remote.contains(Rights::REMOTE_WRITE) || memory.contains(Rights::LOCAL_WRITE)
+    out.num_sge = 0;
+    out.send_flags = if head.signalled { IBV_SEND_SIGNALED } else { 0 };
 }
 
 #[inline]

@@ -42,6 +42,9 @@ pub(super) enum Outcome {
 impl Token {
     pub(super) const GENERATIONS: u16 = 0x7fff;
 
+    /// Set in the ids of receives alone.
+    pub(super) const RECEIVE: u64 = 1 << 63;
+
     #[inline]
     pub(super) const fn pack(self) -> u64 {
         (self.receive as u64) << 63

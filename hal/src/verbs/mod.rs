@@ -10,7 +10,8 @@
 //! | [`device`](Device) | which devices there are, their ports and addresses, what happens to them |
 //! | [`objects`](Domain) | protection domains, registered memory, windows, completion queues |
 //! | [`queue_pair`](QueuePair) | queue pairs, and how they are connected |
-//! | [`nic`](Verbs) | the contract: post, poll, adopt, retire |
+//! | [`nic`](Verbs) | the contract: adopt and retire, receive and poll |
+//! | `send` | the send side of it: requests into the open chain, and the chain to the device |
 //! | `chain` | work requests as the library wants them, checked before it sees them |
 //! | `slots` | what the driver keeps of each queue pair |
 //! | `windows` | the driver's own account of keys |
@@ -46,6 +47,7 @@ mod probe;
 mod queue_pair;
 mod quirks;
 mod raw;
+mod send;
 mod slots;
 #[cfg(any(test, feature = "verbs-stub"))]
 pub mod stub;

@@ -19,9 +19,14 @@ use super::windows::Change;
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) pair: Option<QueuePair>,
+    /// Of the pair; null without one.
     pub(super) raw: *mut ibv_qp,
     pub(super) facts: Facts,
+    /// What all its ids have in common: those of its send queue are this and a position.
+    base: u64,
     pub(super) failed: bool,
+    /// A request came while the chain of another queue pair was open: its next doorbell tells.
+    pub(super) stray: bool,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     /// Next position of the send queue.
@@ -39,15 +44,24 @@ pub(super) struct Slot {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) id: WrId,
-    /// There is a note of it.
-    pub(super) noted: bool,
-    /// Its note says that it fails for certain.
-    pub(super) fails: bool,
+    pub(super) kind: Kind,
+}
+
+/// What there is to know of a request when it fails, or when it was not taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// It changes a window, as its note says.
+    Changes,
+    /// It fails for certain, as its note says.
+    Fails,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Note {
-    pub(super) change: Option<Change>,
+    pub(super) change: Change,
     pub(super) verdict: Option<Status>,
 }
 
@@ -59,7 +73,9 @@ impl Slot {
             pair: None,
             raw: null_mut(),
             facts: Facts::default(),
+            base: 0,
             failed: false,
+            stray: false,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,
@@ -72,7 +88,8 @@ impl Slot {
         }
     }
 
-    pub(super) fn adopt(&mut self, pair: QueuePair) {
+    /// `at` is the place of this one.
+    pub(super) fn adopt(&mut self, at: u16, pair: QueuePair) {
         self.raw = pair.raw.raw;
         self.facts = Facts {
             pd: pair.raw.pd.id(),
@@ -81,26 +98,47 @@ impl Slot {
             generation: self.facts.generation.wrapping_add(1) & Token::GENERATIONS,
             reads: pair.initiator_depth > 0,
         };
-        self.failed = false;
+        let first = Token {
+            slot: at,
+            generation: self.facts.generation,
+            receive: false,
+            position: 0,
+        };
+        self.base = first.pack();
+        (self.failed, self.stray) = (false, false);
         self.send_depth = pair.send_depth;
         self.recv_depth = pair.recv_depth;
         (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
         self.pair = Some(pair);
     }
 
+    /// The id of the request at this position of the send queue, as the device has it.
+    #[inline]
+    pub(super) const fn send_token(&self, position: u32) -> u64 {
+        self.base | position as u64
+    }
+
+    /// The same of the receive queue.
+    #[inline]
+    pub(super) const fn receive_token(&self, position: u32) -> u64 {
+        self.base | Token::RECEIVE | position as u64
+    }
+
+    /// Send work requests that it has room for.
+    #[inline]
+    pub(super) const fn room(&self) -> u32 {
+        self.send_depth
+            .saturating_sub(self.tail.wrapping_sub(self.freed))
+    }
+
+    /// Position of the request `n` of the open chain.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "there are at most 65536 slots"
+        reason = "at most the depth of a queue"
     )]
-    pub(super) const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
-        let token = Token {
-            slot: slot as u16,
-            generation: self.facts.generation,
-            receive,
-            position,
-        };
-        token.pack()
+    pub(super) const fn position_of(&self, n: usize) -> u32 {
+        self.tail.wrapping_add(n as u32)
     }
 
     #[inline]
@@ -113,20 +151,15 @@ impl Slot {
         position as usize & self.receives.len().wrapping_sub(1)
     }
 
-    /// What was noted of the request `n` of the open chain.
-    pub(super) fn noted(&self, n: usize) -> Option<&Note> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "at most the depth of a queue"
-        )]
-        let at = self.send_index(self.tail.wrapping_add(n as u32));
-        let sent = self.sends.get(at)?;
-        self.notes.get(at).filter(|_| sent.noted)
+    /// The request `n` of the open chain, and what was noted of it.
+    pub(super) fn queued(&self, n: usize) -> Option<(Kind, &Note)> {
+        let at = self.send_index(self.position_of(n));
+        Some((self.sends.get(at)?.kind, self.notes.get(at)?))
     }
 
     /// One of the first `count` of the open chain fails for certain.
     pub(super) fn has_verdict(&self, count: usize) -> bool {
-        (0..count).any(|n| self.noted(n).is_some_and(|note| note.verdict.is_some()))
+        (0..count).any(|n| self.queued(n).is_some_and(|(kind, _)| kind == Kind::Fails))
     }
 
     /// Whether the request at `position` is known to be done.

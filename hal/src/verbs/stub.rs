@@ -62,7 +62,7 @@ pub struct Bind {
 #[derive(Default)]
 struct Provider {
     context: ibv_context,
-    /// Complete every signalled request at once, and note nothing.
+    /// Complete every receive and every signalled request at once, and note nothing.
     automatic: bool,
     sent: Vec<Posted>,
     receives: Vec<u64>,
@@ -79,7 +79,7 @@ struct Provider {
 }
 
 impl Stub {
-    /// A new one. An automatic one completes every signalled request at once.
+    /// A new one. An automatic one completes every receive and every signalled request at once.
     #[must_use]
     pub fn new(automatic: bool) -> Self {
         let mut provider = Box::new(Provider {
@@ -386,7 +386,12 @@ unsafe extern "C" fn post_recv(
     // SAFETY: as in `post_send`.
     unsafe {
         let provider = &mut *(*qp).context.cast::<Provider>();
-        if !provider.automatic {
+        if provider.automatic {
+            provider.completions.push_back(ibv_wc {
+                wr_id: (*wr).wr_id,
+                ..Default::default()
+            });
+        } else {
             provider.receives.push((*wr).wr_id);
         }
     }

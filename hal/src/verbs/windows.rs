@@ -13,9 +13,10 @@ use rdma_core_sys::types::ibv_mw;
 use super::objects::Window;
 
 /// What a window is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Binding {
     /// Nothing.
+    #[default]
     Free,
     /// Live on this queue pair, over that memory.
     Live {
@@ -43,6 +44,7 @@ pub(super) enum Binding {
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) window: Option<Window>,
+    /// Of the window; null without one.
     pub(super) raw: *mut ibv_mw,
     pub(super) pd: usize,
     /// The last key that was queued for it; the index never changes.
@@ -58,13 +60,13 @@ pub(super) struct Slot {
 }
 
 /// A change, as a work request notes it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Change {
-    pub(super) region: Region,
+    /// Index of the window.
+    pub(super) region: u32,
     /// A REGISTER, or an INVALIDATE.
     pub(super) register: bool,
     pub(super) serial: u32,
-    pub(super) key: RKey,
     pub(super) key_before: RKey,
     pub(super) before: Binding,
 }
@@ -130,10 +132,10 @@ impl Windows {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, region: Region) -> Option<&mut Slot> {
+    pub(super) fn get_mut(&mut self, region: u32) -> Option<&mut Slot> {
         self.slots
-            .get_mut(region.0 as usize)
-            .filter(|slot| slot.window.is_some())
+            .get_mut(region as usize)
+            .filter(|slot| !slot.raw.is_null())
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
@@ -142,61 +144,28 @@ impl Windows {
 
     /// The window whose keys have the index of this one.
     #[inline]
-    pub(super) fn find(&self, key: RKey) -> Option<Region> {
+    pub(super) fn find(&self, key: RKey) -> Option<u32> {
         let mask = self.places.len().wrapping_sub(1);
         let mut at = self.place(key);
         for _ in 0..self.places.len() {
             let region = *self.places.get(at)?;
             let slot = self.slots.get(region as usize)?;
             if slot.key.0 >> 8 == key.0 >> 8 {
-                return Some(Region(region));
+                return Some(region);
             }
             at = at.wrapping_add(1) & mask;
         }
         None
     }
 
-    /// A window goes to another binding. What to note of it.
+    /// The device has taken the REGISTER that is queued for it: from now on its key is the device's.
     #[inline]
-    pub(super) fn change(
-        &mut self,
-        region: Region,
-        register: bool,
-        key: RKey,
-        binding: Binding,
-    ) -> Option<Change> {
-        let slot = self.get_mut(region)?;
-        let serial = slot.serial.wrapping_add(1);
-        let change = Change {
-            region,
-            register,
-            serial,
-            key,
-            key_before: slot.key,
-            before: slot.binding,
-        };
-        slot.serial = serial;
-        slot.key = key;
-        slot.binding = binding;
-        slot.queued |= register;
-        Some(change)
-    }
-
-    /// The device has taken it: from now on it is the device's key.
-    #[inline]
-    pub(super) fn accept(&mut self, change: &Change) {
-        if !change.register {
-            return;
+    pub(super) fn accept(&mut self, region: u32) {
+        if let Some(slot) = self.get_mut(region) {
+            slot.queued = false;
+            // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
+            unsafe { (*slot.raw).rkey = slot.key.0 };
         }
-        let Some(slot) = self.get_mut(change.region) else {
-            return;
-        };
-        slot.queued = false;
-        if change.serial.wrapping_sub(slot.floor).cast_signed() < 0 {
-            return;
-        }
-        // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
-        unsafe { (*slot.raw).rkey = change.key.0 };
     }
 
     /// The device has not taken it: it never was. Called for the last change first.
@@ -269,6 +238,16 @@ impl Windows {
 }
 
 impl Slot {
+    /// The window goes to another binding. What it was is told by the serial number, with the key and the binding
+    /// that the caller has seen.
+    #[inline]
+    pub(super) const fn change(&mut self, key: RKey, binding: Binding) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.key = key;
+        self.binding = binding;
+        self.serial
+    }
+
     const fn empty() -> Self {
         Self {
             window: None,
