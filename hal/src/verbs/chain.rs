@@ -44,21 +44,19 @@ pub(super) struct Facts {
     pub(super) reads: bool,
 }
 
-/// What a request is besides what it does.
+/// A request's place, the id that the device is given, and whether it tells when the request is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
-    /// The id that the device is given.
+    /// Slot of the queue pair.
+    pub(super) qp: u32,
+    pub(super) position: u32,
     pub(super) token: u64,
     pub(super) signalled: bool,
 }
 
-/// What became of a request.
+/// Why a request does not go to the device.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Built {
-    /// It can be handed over.
-    Ready,
-    /// It can, and its change of a window is noted.
-    Changes,
+pub(super) enum Trouble {
     /// It would fail, with this status.
     Fails(Status),
     /// No device would take it.
@@ -81,6 +79,7 @@ pub(super) struct Bind {
 #[derive(Debug)]
 pub(super) struct Known {
     lkey: LKey,
+    pub(super) index: u32,
     rights: Rights,
     windows: bool,
     pd: usize,
@@ -150,13 +149,22 @@ impl Chain {
         memories: &Memories,
         message: Sge,
         invalidate: Option<RKey>,
-    ) -> Built {
-        let (opcode, word) = match invalidate {
-            Some(key) => (IBV_WR_SEND_WITH_INV, key.0),
-            None => (IBV_WR_SEND, 0),
-        };
-        let gathered = self.gather(facts, memories, &[message], Rights::empty());
-        self.carry(head, opcode, word, gathered, facts.inline)
+    ) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        match invalidate {
+            Some(key) => begin(out, head, IBV_WR_SEND_WITH_INV, key.0),
+            None => begin(out, head, IBV_WR_SEND, 0),
+        }
+        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
+        gather(
+            out,
+            pieces,
+            facts,
+            memories,
+            &[message],
+            Rights::empty(),
+            facts.inline,
+        )
     }
 
     /// RDMA WRITE. Immediate data is big-endian for the library (`ibv_post_send(3)`).
@@ -169,14 +177,23 @@ impl Chain {
         local: &[Sge],
         remote: Remote,
         imm: Option<u32>,
-    ) -> Built {
-        let (opcode, word) = match imm {
-            Some(imm) => (IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be()),
-            None => (IBV_WR_RDMA_WRITE, 0),
-        };
-        let gathered = self.gather(facts, memories, local, Rights::empty());
-        self.aim(remote);
-        self.carry(head, opcode, word, gathered, facts.inline)
+    ) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        match imm {
+            Some(imm) => begin(out, head, IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be()),
+            None => begin(out, head, IBV_WR_RDMA_WRITE, 0),
+        }
+        aim(out, remote);
+        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
+        gather(
+            out,
+            pieces,
+            facts,
+            memories,
+            local,
+            Rights::empty(),
+            facts.inline,
+        )
     }
 
     /// RDMA READ.
@@ -188,31 +205,30 @@ impl Chain {
         memories: &Memories,
         local: &[Sge],
         remote: Remote,
-    ) -> Built {
+    ) -> Result<(), Trouble> {
         if !facts.reads {
             // Nothing was negotiated for it, and it would never complete.
-            return Built::Refused;
+            return Err(Trouble::Refused);
         }
-        let gathered = self.gather(facts, memories, local, Rights::LOCAL_WRITE);
-        self.aim(remote);
+        let out = next(&mut self.wrs, self.length)?;
+        begin(out, head, IBV_WR_RDMA_READ, 0);
+        aim(out, remote);
+        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
         // It brings bytes, so that none ride inside.
-        self.carry(head, IBV_WR_RDMA_READ, 0, gathered, 0)
+        gather(out, pieces, facts, memories, local, Rights::LOCAL_WRITE, 0)
     }
 
     /// BIND_MW.
     #[inline]
-    pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Built {
+    pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Result<(), Trouble> {
         let at = self.length;
-        let Some((out, entry)) = self
-            .wrs
-            .get_mut(at)
-            .zip(self.registers.get_mut(self.registered))
-        else {
-            return Built::Refused;
+        let Some(entry) = self.registers.get_mut(self.registered) else {
+            return Err(Trouble::Refused);
         };
-        begin(out, head, IBV_WR_BIND_MW);
-        // Not zero is EINVAL (rxe).
-        out.__bindgen_anon_1.imm_data = 0;
+        *entry = (at, bind.region);
+        let out = next(&mut self.wrs, at)?;
+        // Immediate data that is not zero is EINVAL (rxe).
+        begin(out, head, IBV_WR_BIND_MW, 0);
         // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
         let to = unsafe { &mut out.__bindgen_anon_2.bind_mw };
         to.mw = bind.window;
@@ -223,20 +239,18 @@ impl Chain {
             length: u64::from(bind.piece.length),
             mw_access_flags: access(bind.rights),
         };
-        *entry = (at, bind.region);
         self.registered = self.registered.wrapping_add(1);
-        Built::Changes
+        self.changes = true;
+        Ok(())
     }
 
     /// LOCAL_INV.
     #[inline]
-    pub(super) fn invalidate(&mut self, head: Head, key: RKey) -> Built {
-        let Some(out) = self.wrs.get_mut(self.length) else {
-            return Built::Refused;
-        };
-        begin(out, head, IBV_WR_LOCAL_INV);
-        out.__bindgen_anon_1.invalidate_rkey = key.0;
-        Built::Changes
+    pub(super) fn invalidate(&mut self, head: Head, key: RKey) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        begin(out, head, IBV_WR_LOCAL_INV, key.0);
+        self.changes = true;
+        Ok(())
     }
 
     /// All of it is flushed: nothing of it changes a window, or fails of itself.
@@ -280,77 +294,6 @@ impl Chain {
             out.__bindgen_anon_1.imm_data = 0;
         }
     }
-
-    /// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB): how many, and their length in all.
-    #[inline]
-    fn gather(
-        &mut self,
-        facts: &Facts,
-        memories: &Memories,
-        list: &[Sge],
-        needs: Rights,
-    ) -> Result<(i32, u64), Built> {
-        if list.len() > facts.max_sge {
-            return Err(Built::Refused);
-        }
-        let mut at = self.length.wrapping_mul(self.stride);
-        let (mut count, mut total) = (0, 0_u64);
-        for piece in list {
-            if piece.length == 0 {
-                continue;
-            }
-            match memories.find(*piece, facts.pd) {
-                Some((_, known)) if known.rights.contains(needs) => {}
-                _ => return Err(Built::Fails(Status::LocalProtection)),
-            }
-            let Some(room) = self.pieces.get_mut(at) else {
-                return Err(Built::Refused);
-            };
-            *room = raw_piece(*piece);
-            at = at.wrapping_add(1);
-            count += 1;
-            total = total.wrapping_add(u64::from(piece.length));
-        }
-        if total > memories.max_message {
-            return Err(Built::Fails(Status::LocalLength));
-        }
-        Ok((count, total))
-    }
-
-    #[inline]
-    fn aim(&mut self, remote: Remote) {
-        if let Some(out) = self.wrs.get_mut(self.length) {
-            // SAFETY: nobody but the provider reads this part of the union, and only of an RDMA request.
-            let rdma = unsafe { &mut out.wr.rdma };
-            rdma.remote_addr = remote.address;
-            rdma.rkey = remote.rkey.0;
-        }
-    }
-
-    #[inline]
-    fn carry(
-        &mut self,
-        head: Head,
-        opcode: ibv_wr_opcode,
-        word: u32,
-        gathered: Result<(i32, u64), Built>,
-        inline: u32,
-    ) -> Built {
-        let (count, total) = match gathered {
-            Ok(gathered) => gathered,
-            Err(built) => return built,
-        };
-        let Some(out) = self.wrs.get_mut(self.length) else {
-            return Built::Refused;
-        };
-        begin(out, head, opcode);
-        out.num_sge = count;
-        out.__bindgen_anon_1.imm_data = word;
-        if total <= u64::from(inline) && total != 0 {
-            out.send_flags |= IBV_SEND_INLINE;
-        }
-        Built::Ready
-    }
 }
 
 impl Known {
@@ -373,11 +316,15 @@ impl Memories {
 
     pub(super) fn add(&mut self, memory: Memory) -> Result<LKey, Memory> {
         let lkey = memory.lkey();
+        let Ok(index) = u32::try_from(self.list.len()) else {
+            return Err(memory);
+        };
         if self.list.len() >= self.most || self.list.iter().any(|known| known.lkey == lkey) {
             return Err(memory);
         }
         self.list.push(Known {
             lkey,
+            index,
             rights: memory.rights,
             windows: memory.windows,
             pd: memory.domain(),
@@ -400,31 +347,80 @@ impl Memories {
             || u64::from(piece.length) <= self.max_message
                 && self
                     .find(piece, pd)
-                    .is_some_and(|(_, known)| known.rights.contains(Rights::LOCAL_WRITE))
+                    .is_some_and(|known| known.rights.contains(Rights::LOCAL_WRITE))
     }
 
     /// The memory that a piece lies in, whole, in this protection domain. There are few.
-    #[inline]
-    pub(super) fn find(&self, piece: Sge, pd: usize) -> Option<(u32, &Known)> {
-        for (known, index) in self.list.iter().zip(0..) {
-            if known.lkey != piece.lkey {
-                continue;
-            }
-            // Wraps, and is more than any length, if it begins before.
-            let offset = piece.address.wrapping_sub(known.start);
-            let left = known.length.checked_sub(offset)?;
-            return (known.pd == pd && u64::from(piece.length) <= left).then_some((index, known));
-        }
-        None
+    // Not inlined: it needs few registers, and where it is called there are none left.
+    #[inline(never)]
+    pub(super) fn find(&self, piece: Sge, pd: usize) -> Option<&Known> {
+        let known = self.list.iter().find(|known| known.lkey == piece.lkey)?;
+        // Wraps, and is more than any length, if it begins before.
+        let offset = piece.address.wrapping_sub(known.start);
+        let left = known.length.checked_sub(offset)?;
+        (known.pd == pd && u64::from(piece.length) <= left).then_some(known)
     }
 }
 
 #[inline]
-const fn begin(out: &mut ibv_send_wr, head: Head, opcode: ibv_wr_opcode) {
+fn next(wrs: &mut [ibv_send_wr], at: usize) -> Result<&mut ibv_send_wr, Trouble> {
+    wrs.get_mut(at).ok_or(Trouble::Refused)
+}
+
+/// `word` is `imm_data` or `invalidate_rkey`.
+#[inline]
+const fn begin(out: &mut ibv_send_wr, head: Head, opcode: ibv_wr_opcode, word: u32) {
     out.wr_id = head.token;
     out.opcode = opcode;
     out.num_sge = 0;
     out.send_flags = if head.signalled { IBV_SEND_SIGNALED } else { 0 };
+    out.__bindgen_anon_1.imm_data = word;
+}
+
+/// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB). Up to `inline` bytes of them ride inside.
+#[inline]
+fn gather(
+    out: &mut ibv_send_wr,
+    room: Option<&mut [ibv_sge]>,
+    facts: &Facts,
+    memories: &Memories,
+    list: &[Sge],
+    needs: Rights,
+    inline: u32,
+) -> Result<(), Trouble> {
+    if list.len() > facts.max_sge {
+        return Err(Trouble::Refused);
+    }
+    let (mut count, mut total) = (0, 0_u64);
+    let mut room = room.unwrap_or_default().iter_mut();
+    for piece in list.iter().filter(|piece| piece.length != 0) {
+        let known = memories.find(*piece, facts.pd);
+        if !known.is_some_and(|known| known.rights.contains(needs)) {
+            return Err(Trouble::Fails(Status::LocalProtection));
+        }
+        let Some(room) = room.next() else {
+            return Err(Trouble::Refused);
+        };
+        *room = raw_piece(*piece);
+        count += 1;
+        total = total.wrapping_add(u64::from(piece.length));
+    }
+    if total > memories.max_message {
+        return Err(Trouble::Fails(Status::LocalLength));
+    }
+    out.num_sge = count;
+    if total <= u64::from(inline) && total != 0 {
+        out.send_flags |= IBV_SEND_INLINE;
+    }
+    Ok(())
+}
+
+#[inline]
+fn aim(out: &mut ibv_send_wr, remote: Remote) {
+    // SAFETY: nobody but the provider reads this part of the union, and only of an RDMA request.
+    let rdma = unsafe { &mut out.wr.rdma };
+    rdma.remote_addr = remote.address;
+    rdma.rkey = remote.rkey.0;
 }
 
 #[inline]

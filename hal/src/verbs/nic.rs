@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, LKey, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
-    Rejected, SendWr, Sge, Status, WrId,
+    Burst, Capabilities, Completion, Fault, LKey, Layout, Mechanisms, Nic, Qp, RKey, ReceiveQueue,
+    Region, Rejected, SendWr, Sge, Status, WrId,
 };
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_req_notify_cq};
 use rdma_core_sys::types::{ibv_recv_wr, ibv_sge, ibv_wc};
@@ -21,6 +21,7 @@ use super::probe::Findings;
 use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
+use super::send::{Registration, Request};
 use super::slots::{Kind, Sent, Slot, is_before};
 use super::trap::Trap;
 use super::windows::{Binding, Windows};
@@ -356,9 +357,45 @@ impl Nic for Verbs {
         Some(window)
     }
 
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "callers know which kind of request it is"
+    )]
+    #[inline(always)]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
-        self.add(qp, id, signalled, &wr);
+        let request = Request {
+            qp: qp.0,
+            id,
+            signalled,
+        };
+        match wr {
+            SendWr::Send {
+                message,
+                invalidate,
+            } => self.add_send(request, message, invalidate),
+            SendWr::Write { local, remote, imm } => self.add_write(request, local, remote, imm),
+            SendWr::Read { local, remote } => self.add_read(request, local, remote),
+            SendWr::Register {
+                region,
+                key,
+                rights,
+                base,
+                length,
+                layout: Layout::Window(piece),
+            } => {
+                let what = Registration {
+                    region: region.0,
+                    key,
+                    rights,
+                    base,
+                    length,
+                    piece,
+                };
+                self.add_register(request, &what);
+            }
+            SendWr::Register { .. } => self.add_refused(request),
+            SendWr::Invalidate { key } => self.add_invalidate(request, key),
+        }
     }
 
     #[inline]

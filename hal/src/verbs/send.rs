@@ -2,80 +2,294 @@
 
 use core::ptr::null_mut;
 
-use o2poll_dataplane::nic::{Layout, Qp, RKey, Rejected, Rights, SendWr, Status, WrId};
+use o2poll_dataplane::nic::{Qp, RKey, Rejected, Remote, Rights, Sge, Status, WrId};
 use rdma_core_sys::inline::ibv_post_send;
 use rdma_core_sys::types::{ibv_qp, ibv_send_wr};
 
-use super::chain::{Bind, Built, Head};
+use super::chain::{Bind, Facts, Head, Trouble};
 use super::nic::Verbs;
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
 
-/// Place of a request in a send queue.
+/// What [`Nic::queue`](o2poll_dataplane::nic::Nic::queue) is given besides the request itself.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    /// Slot of the queue pair.
-    qp: u32,
-    position: u32,
+pub(super) struct Request {
+    pub(super) qp: u32,
+    pub(super) id: WrId,
+    pub(super) signalled: bool,
 }
 
+/// A [`SendWr::Register`](o2poll_dataplane::nic::SendWr::Register) of one range.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Registration {
+    /// Index of the window.
+    pub(super) region: u32,
+    pub(super) key: RKey,
+    pub(super) rights: Rights,
+    pub(super) base: u64,
+    pub(super) length: u32,
+    pub(super) piece: Sge,
+}
+
+/// [`Nic::queue`](o2poll_dataplane::nic::Nic::queue), once for each kind of request: where it is known which it is,
+/// nothing has to be asked.
 impl Verbs {
-    /// [`Nic::queue`](o2poll_dataplane::nic::Nic::queue).
-    #[inline]
-    pub(super) fn add(&mut self, qp: Qp, id: WrId, signalled: bool, wr: &SendWr<'_>) {
-        let chain = &self.chain;
-        if (chain.qp != qp.0 || chain.length >= chain.most) && !self.open(qp) {
+    pub(super) fn add_send(&mut self, request: Request, message: Sge, invalidate: Option<RKey>) {
+        self.add(request, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, head)?;
+            let memories = &verbs.memories;
+            verbs.chain.send(facts, head, memories, message, invalidate)
+        });
+    }
+
+    pub(super) fn add_write(
+        &mut self,
+        request: Request,
+        local: &[Sge],
+        remote: Remote,
+        imm: Option<u32>,
+    ) {
+        self.add(request, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, head)?;
+            let memories = &verbs.memories;
+            verbs.chain.write(facts, head, memories, local, remote, imm)
+        });
+    }
+
+    pub(super) fn add_read(&mut self, request: Request, local: &[Sge], remote: Remote) {
+        self.add(request, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, head)?;
+            let memories = &verbs.memories;
+            verbs.chain.read(facts, head, memories, local, remote)
+        });
+    }
+
+    /// A REGISTER: a BIND_MW, if it is one that can only be right.
+    pub(super) fn add_register(&mut self, request: Request, what: &Registration) {
+        self.add(request, Kind::Changes, |verbs, head| {
+            verbs.register(head, what)
+        });
+    }
+
+    /// An INVALIDATE: a LOCAL_INV, if the key is live on this very queue pair.
+    pub(super) fn add_invalidate(&mut self, request: Request, key: RKey) {
+        self.add(request, Kind::Changes, |verbs, head| {
+            verbs.invalidate(head, key)
+        });
+    }
+
+    /// One that no device of this backend takes.
+    #[cold]
+    pub(super) fn add_refused(&mut self, request: Request) {
+        self.add(request, Kind::Plain, |_, _| Err(Trouble::Refused));
+    }
+
+    #[expect(
+        clippy::inline_always,
+        reason = "what is the same for all kinds of requests, in each of them"
+    )]
+    #[inline(always)]
+    fn add(
+        &mut self,
+        Request { qp, id, signalled }: Request,
+        kind: Kind,
+        build: impl FnOnce(&mut Self, Head) -> Result<(), Trouble>,
+    ) {
+        if (self.chain.qp != qp || self.chain.length >= self.chain.most) && !self.open(qp) {
             return;
         }
-        let (chain, memories) = (&mut self.chain, &self.memories);
-        let Some(slot) = self.slots.get(qp.0 as usize) else {
+        let Some(slot) = self.slots.get_mut(qp as usize) else {
             return;
         };
-        let facts = &slot.facts;
-        let position = slot.position_of(chain.length);
-        let place = Place { qp: qp.0, position };
+        let position = slot.position_of(self.chain.length);
         let head = Head {
+            qp,
+            position,
             token: slot.send_token(position),
             signalled,
         };
-        let built = if chain.poisoned || slot.failed {
-            chain.hollow(chain.length, head.token);
-            Built::Ready
-        } else {
-            match *wr {
-                SendWr::Send {
-                    message,
-                    invalidate,
-                } => chain.send(facts, head, memories, message, invalidate),
-                SendWr::Write { local, remote, imm } => {
-                    chain.write(facts, head, memories, local, remote, imm)
-                }
-                SendWr::Read { local, remote } => chain.read(facts, head, memories, local, remote),
-                SendWr::Register { .. } => self.register(place, head, wr),
-                SendWr::Invalidate { key } => self.invalidate(place, head, key),
-            }
-        };
-        let kind = match built {
-            Built::Ready => Kind::Plain,
-            Built::Changes => {
-                self.chain.changes = true;
-                Kind::Changes
-            }
-            Built::Fails(status) => {
-                self.spoil(place, head, status);
-                Kind::Fails
-            }
-            Built::Refused => return self.chain.refuse(),
-        };
-        if let Some(slot) = self.slots.get_mut(qp.0 as usize)
-            && let Some(sent) = slot.sends.get_mut(slot.send_index(position))
-        {
+        let hollow = self.chain.poisoned || slot.failed;
+        let at = slot.send_index(position);
+        if let Some(sent) = slot.sends.get_mut(at) {
             sent.id = id;
-            sent.kind = kind;
-            self.chain.length = self.chain.length.wrapping_add(1);
+            sent.kind = if hollow { Kind::Plain } else { kind };
+        }
+        if hollow {
+            self.chain.hollow(self.chain.length, head.token);
+        } else if let Err(trouble) = build(self, head) {
+            match trouble {
+                Trouble::Fails(status) => self.spoil(head, status),
+                Trouble::Refused => return self.chain.refuse(),
+            }
+        }
+        self.chain.length = self.chain.length.wrapping_add(1);
+    }
+
+    #[inline]
+    fn register(&mut self, head: Head, what: &Registration) -> Result<(), Trouble> {
+        let &Registration {
+            region,
+            key,
+            rights,
+            base,
+            length,
+            piece,
+        } = what;
+        let fails = Trouble::Fails(Status::Bind);
+        let facts = facts(&self.slots, head)?;
+        let window = self.windows.get_mut(region).ok_or(fails)?;
+        if window.queued {
+            // The next chain can take it.
+            return Err(Trouble::Refused);
+        }
+        let known = self.memories.find(piece, facts.pd).ok_or(fails)?;
+        let before =
+            unbound(&self.slots, window.binding, head.qp, facts.generation).ok_or(fails)?;
+        // A window has no local key, hence no right of ours.
+        let rights = rights.difference(Rights::LOCAL_WRITE);
+        let right = length != 0
+            && piece.length == length
+            && base == piece.address
+            && known.carries(rights)
+            && key.0 >> 8 == window.key.0 >> 8
+            && key != window.key
+            && window.pd == facts.pd;
+        if !right {
+            return Err(fails);
+        }
+        let bind = Bind {
+            region,
+            window: window.raw,
+            memory: known.raw,
+            key,
+            piece,
+            rights,
+        };
+        self.chain.bind(head, &bind)?;
+        let key_before = window.key;
+        let live = Binding::Live {
+            qp: head.qp,
+            generation: facts.generation,
+            memory: known.index,
+        };
+        let serial = window.change(key, live);
+        window.queued = true;
+        self.note(
+            head,
+            Change {
+                region,
+                register: true,
+                serial,
+                key_before,
+                before,
+            },
+        );
+        Ok(())
+    }
+
+    #[inline]
+    fn invalidate(&mut self, head: Head, key: RKey) -> Result<(), Trouble> {
+        let fails = Trouble::Fails(Status::LocalOperation);
+        let own = (head.qp, facts(&self.slots, head)?.generation);
+        let region = self.windows.find(key).ok_or(fails)?;
+        let window = self.windows.get_mut(region).ok_or(fails)?;
+        let Binding::Live {
+            qp,
+            generation,
+            memory,
+        } = window.binding
+        else {
+            return Err(fails);
+        };
+        if window.key != key || (qp, generation) != own {
+            return Err(fails);
+        }
+        self.chain.invalidate(head, key)?;
+        let dying = Binding::Dying {
+            qp,
+            generation,
+            position: head.position,
+            memory,
+        };
+        let serial = window.change(key, dying);
+        self.note(
+            head,
+            Change {
+                region,
+                register: false,
+                serial,
+                key_before: key,
+                before: Binding::Live {
+                    qp,
+                    generation,
+                    memory,
+                },
+            },
+        );
+        Ok(())
+    }
+
+    /// Notes what a request changes.
+    #[inline]
+    fn note(&mut self, head: Head, change: Change) {
+        if let Some(slot) = self.slots.get_mut(head.qp as usize)
+            && let Some(note) = slot.notes.get_mut(slot.send_index(head.position))
+        {
+            note.change = change;
         }
     }
 
+    /// One that fails for certain goes in place of one that would fail, and why is noted.
+    #[cold]
+    fn spoil(&mut self, head: Head, status: Status) {
+        self.chain.spoil(head.token, self.trap.piece);
+        self.chain.poisoned = true;
+        self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
+        if let Some(slot) = self.slots.get_mut(head.qp as usize)
+            && let Some(note) = slot.notes.get_mut(slot.send_index(head.position))
+        {
+            note.verdict = Some(status);
+        }
+        if let Some(slot) = self.slots.get_mut(head.qp as usize)
+            && let Some(sent) = slot.sends.get_mut(slot.send_index(head.position))
+        {
+            sent.kind = Kind::Fails;
+        }
+    }
+
+    /// Opens the chain for a queue pair, or finds it more room; whether there is any.
+    #[inline(never)]
+    fn open(&mut self, qp: u32) -> bool {
+        let chain = &mut self.chain;
+        let slot = self.slots.get_mut(qp as usize);
+        if chain.qp != qp && chain.qp != u32::MAX {
+            // In the chain of another: its own doorbell will tell.
+            if let Some(slot) = slot {
+                slot.stray = true;
+            }
+            return false;
+        }
+        chain.qp = qp;
+        if chain.refused {
+            return false;
+        }
+        // One that went astray was before this one.
+        if let Some(slot) = slot
+            && !slot.raw.is_null()
+            && !slot.stray
+        {
+            chain.most = chain.wrs.len().min(slot.room() as usize);
+        }
+        if chain.length >= chain.most {
+            chain.refuse();
+            return false;
+        }
+        true
+    }
+}
+
+/// The chain, to the device.
+impl Verbs {
     /// [`Nic::doorbell`](o2poll_dataplane::nic::Nic::doorbell).
     #[inline]
     pub(super) fn ring(&mut self, qp: Qp) -> Result<(), Rejected> {
@@ -115,36 +329,6 @@ impl Verbs {
         Ok(())
     }
 
-    /// Opens the chain for a queue pair, or finds it more room; whether there is any.
-    #[inline(never)]
-    fn open(&mut self, qp: Qp) -> bool {
-        let chain = &mut self.chain;
-        let slot = self.slots.get_mut(qp.0 as usize);
-        if chain.qp != qp.0 && chain.qp != u32::MAX {
-            // In the chain of another: its own doorbell will tell.
-            if let Some(slot) = slot {
-                slot.stray = true;
-            }
-            return false;
-        }
-        chain.qp = qp.0;
-        if chain.refused {
-            return false;
-        }
-        // One that went astray was before this one.
-        if let Some(slot) = slot
-            && !slot.raw.is_null()
-            && !slot.stray
-        {
-            chain.most = chain.wrs.len().min(slot.room() as usize);
-        }
-        if chain.length >= chain.most {
-            chain.refuse();
-            return false;
-        }
-        true
-    }
-
     /// The doorbell of an empty chain, or of one that is another's.
     #[cold]
     fn ring_for_nothing(&mut self, qp: Qp) -> Result<(), Rejected> {
@@ -159,156 +343,6 @@ impl Verbs {
             return Err(Rejected { accepted: 0 });
         }
         Ok(())
-    }
-
-    /// A REGISTER: a BIND_MW, if it is one that can only be right.
-    #[inline]
-    fn register(&mut self, place: Place, head: Head, wr: &SendWr<'_>) -> Built {
-        let &SendWr::Register {
-            region,
-            key,
-            rights,
-            base,
-            length,
-            layout: Layout::Window(piece),
-        } = wr
-        else {
-            return Built::Refused;
-        };
-        let Some(slot) = self.slots.get(place.qp as usize) else {
-            return Built::Refused;
-        };
-        let (generation, pd) = (slot.facts.generation, slot.facts.pd);
-        let Some(window) = self.windows.get_mut(region.0) else {
-            return Built::Fails(Status::Bind);
-        };
-        if window.queued {
-            // The next chain can take it.
-            return Built::Refused;
-        }
-        let Some((memory, known)) = self.memories.find(piece, pd) else {
-            return Built::Fails(Status::Bind);
-        };
-        let Some(before) = unbound(&self.slots, window.binding, place.qp, generation) else {
-            return Built::Fails(Status::Bind);
-        };
-        // A window has no local key, hence no right of ours.
-        let rights = rights.difference(Rights::LOCAL_WRITE);
-        let right = length != 0
-            && piece.length == length
-            && base == piece.address
-            && known.carries(rights)
-            && key.0 >> 8 == window.key.0 >> 8
-            && key != window.key
-            && window.pd == pd;
-        if !right {
-            return Built::Fails(Status::Bind);
-        }
-        let bind = Bind {
-            region: region.0,
-            window: window.raw,
-            memory: known.raw,
-            key,
-            piece,
-            rights,
-        };
-        let built = self.chain.bind(head, &bind);
-        if let Built::Changes = built {
-            let key_before = window.key;
-            let live = Binding::Live {
-                qp: place.qp,
-                generation,
-                memory,
-            };
-            let serial = window.change(key, live);
-            window.queued = true;
-            self.note(
-                place,
-                Change {
-                    region: region.0,
-                    register: true,
-                    serial,
-                    key_before,
-                    before,
-                },
-            );
-        }
-        built
-    }
-
-    /// An INVALIDATE: a LOCAL_INV, if the key is live on this very queue pair.
-    #[inline]
-    fn invalidate(&mut self, place: Place, head: Head, key: RKey) -> Built {
-        let fails = Built::Fails(Status::LocalOperation);
-        let Some(slot) = self.slots.get(place.qp as usize) else {
-            return Built::Refused;
-        };
-        let own = (place.qp, slot.facts.generation);
-        let Some(region) = self.windows.find(key) else {
-            return fails;
-        };
-        let Some(window) = self.windows.get_mut(region) else {
-            return fails;
-        };
-        let Binding::Live {
-            qp,
-            generation,
-            memory,
-        } = window.binding
-        else {
-            return fails;
-        };
-        if window.key != key || (qp, generation) != own {
-            return fails;
-        }
-        let built = self.chain.invalidate(head, key);
-        if let Built::Changes = built {
-            let dying = Binding::Dying {
-                qp,
-                generation,
-                position: place.position,
-                memory,
-            };
-            let serial = window.change(key, dying);
-            self.note(
-                place,
-                Change {
-                    region,
-                    register: false,
-                    serial,
-                    key_before: key,
-                    before: Binding::Live {
-                        qp,
-                        generation,
-                        memory,
-                    },
-                },
-            );
-        }
-        built
-    }
-
-    /// Notes what a request changes.
-    #[inline]
-    fn note(&mut self, place: Place, change: Change) {
-        if let Some(slot) = self.slots.get_mut(place.qp as usize)
-            && let Some(note) = slot.notes.get_mut(slot.send_index(place.position))
-        {
-            note.change = change;
-        }
-    }
-
-    /// One that fails for certain goes in place of one that would fail, and why is noted.
-    #[cold]
-    fn spoil(&mut self, place: Place, head: Head, status: Status) {
-        self.chain.spoil(head.token, self.trap.piece);
-        self.chain.poisoned = true;
-        self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
-        if let Some(slot) = self.slots.get_mut(place.qp as usize)
-            && let Some(note) = slot.notes.get_mut(slot.send_index(place.position))
-        {
-            note.verdict = Some(status);
-        }
     }
 
     /// Hands `count` requests over: how many were taken.
@@ -367,6 +401,12 @@ impl Verbs {
         }
         self.chain.forget_changes();
     }
+}
+
+#[inline]
+fn facts(slots: &[Slot], head: Head) -> Result<&Facts, Trouble> {
+    let slot = slots.get(head.qp as usize).ok_or(Trouble::Refused)?;
+    Ok(&slot.facts)
 }
 
 /// What a window is bound to before a REGISTER of this queue pair may bind it: nothing, or something that goes before.
