@@ -44,14 +44,20 @@ pub(super) struct Facts {
     pub(super) reads: bool,
 }
 
-/// A request's place, the id that the device is given, and whether it tells when the request is done.
+/// The id that the device is given, which says where the request is ([`Token`](super::decode::Token)), and whether it
+/// tells when the request is done.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Head {
-    /// Slot of the queue pair.
-    pub(super) qp: u32,
-    pub(super) position: u32,
     pub(super) token: u64,
     pub(super) signalled: bool,
+}
+
+impl Head {
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    pub(super) const fn position(self) -> u32 {
+        self.token as u32
+    }
 }
 
 /// Why a request does not go to the device.
@@ -132,6 +138,15 @@ impl Chain {
         self.changes = false;
     }
 
+    /// Its first request and its last one, if it has `count` of them.
+    #[inline]
+    pub(super) fn ends(&mut self, count: usize) -> Option<(*mut ibv_send_wr, *mut ibv_send_wr)> {
+        let first = self.wrs.as_mut_ptr();
+        let last = count.checked_sub(1).filter(|last| *last < self.wrs.len())?;
+        // SAFETY: it is in the array.
+        Some((first, unsafe { first.add(last) }))
+    }
+
     /// From now on none is taken.
     pub(super) const fn refuse(&mut self) {
         self.refused = true;
@@ -155,16 +170,17 @@ impl Chain {
             Some(key) => begin(out, head, IBV_WR_SEND_WITH_INV, key.0),
             None => begin(out, head, IBV_WR_SEND, 0),
         }
-        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
-        gather(
+        let at = self.length.wrapping_mul(self.stride);
+        let total = memories.gather(
             out,
-            pieces,
+            &mut self.pieces,
+            at,
             facts,
-            memories,
             &[message],
             Rights::empty(),
-            facts.inline,
-        )
+        )?;
+        ride_inside(out, total, facts);
+        Ok(())
     }
 
     /// RDMA WRITE. Immediate data is big-endian for the library (`ibv_post_send(3)`).
@@ -184,19 +200,13 @@ impl Chain {
             None => begin(out, head, IBV_WR_RDMA_WRITE, 0),
         }
         aim(out, remote);
-        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
-        gather(
-            out,
-            pieces,
-            facts,
-            memories,
-            local,
-            Rights::empty(),
-            facts.inline,
-        )
+        let at = self.length.wrapping_mul(self.stride);
+        let total = memories.gather(out, &mut self.pieces, at, facts, local, Rights::empty())?;
+        ride_inside(out, total, facts);
+        Ok(())
     }
 
-    /// RDMA READ.
+    /// RDMA READ. It brings bytes, so that none ride inside.
     #[inline]
     pub(super) fn read(
         &mut self,
@@ -213,9 +223,9 @@ impl Chain {
         let out = next(&mut self.wrs, self.length)?;
         begin(out, head, IBV_WR_RDMA_READ, 0);
         aim(out, remote);
-        let pieces = self.pieces.get_mut(self.length.wrapping_mul(self.stride)..);
-        // It brings bytes, so that none ride inside.
-        gather(out, pieces, facts, memories, local, Rights::LOCAL_WRITE, 0)
+        let at = self.length.wrapping_mul(self.stride);
+        memories.gather(out, &mut self.pieces, at, facts, local, Rights::LOCAL_WRITE)?;
+        Ok(())
     }
 
     /// BIND_MW.
@@ -260,14 +270,10 @@ impl Chain {
         self.poisoned = false;
     }
 
-    /// The windows that the first `count` requests register.
+    /// The windows that it registers, each with the place of its request.
     #[inline]
-    pub(super) fn registers(&self, count: usize) -> impl Iterator<Item = u32> + '_ {
-        self.registers
-            .iter()
-            .take(self.registered)
-            .filter(move |(at, _)| *at < count)
-            .map(|(_, region)| *region)
+    pub(super) fn registers(&self) -> &[(usize, u32)] {
+        self.registers.get(..self.registered).unwrap_or_default()
     }
 
     /// In place of one that would fail: it does so on any device, and nothing leaves.
@@ -351,14 +357,77 @@ impl Memories {
     }
 
     /// The memory that a piece lies in, whole, in this protection domain. There are few.
-    // Not inlined: it needs few registers, and where it is called there are none left.
-    #[inline(never)]
+    #[inline]
     pub(super) fn find(&self, piece: Sge, pd: usize) -> Option<&Known> {
         let known = self.list.iter().find(|known| known.lkey == piece.lkey)?;
         // Wraps, and is more than any length, if it begins before.
         let offset = piece.address.wrapping_sub(known.start);
         let left = known.length.checked_sub(offset)?;
         (known.pd == pd && u64::from(piece.length) <= left).then_some(known)
+    }
+
+    /// Gives a request its pieces, whose room begins at `at`: their length in all.
+    #[inline]
+    fn gather(
+        &self,
+        out: &mut ibv_send_wr,
+        room: &mut [ibv_sge],
+        at: usize,
+        facts: &Facts,
+        list: &[Sge],
+        needs: Rights,
+    ) -> Result<u64, Trouble> {
+        let &[piece] = list else {
+            return self.gather_list(out, room, at, facts, list, needs);
+        };
+        if piece.length == 0 {
+            return Ok(0);
+        }
+        self.check(piece, facts, needs)?;
+        *room.get_mut(at).ok_or(Trouble::Refused)? = raw_piece(piece);
+        out.num_sge = 1;
+        let total = u64::from(piece.length);
+        if total > self.max_message {
+            return Err(Trouble::Fails(Status::LocalLength));
+        }
+        Ok(total)
+    }
+
+    /// Those that are empty are left out (mlx5 takes 0 for 2 GiB).
+    #[inline(never)]
+    fn gather_list(
+        &self,
+        out: &mut ibv_send_wr,
+        room: &mut [ibv_sge],
+        at: usize,
+        facts: &Facts,
+        list: &[Sge],
+        needs: Rights,
+    ) -> Result<u64, Trouble> {
+        if list.len() > facts.max_sge {
+            return Err(Trouble::Refused);
+        }
+        let mut room = room.get_mut(at..).unwrap_or_default().iter_mut();
+        let (mut count, mut total) = (0, 0_u64);
+        for &piece in list.iter().filter(|piece| piece.length != 0) {
+            self.check(piece, facts, needs)?;
+            *room.next().ok_or(Trouble::Refused)? = raw_piece(piece);
+            count += 1;
+            total = total.wrapping_add(u64::from(piece.length));
+        }
+        if total > self.max_message {
+            return Err(Trouble::Fails(Status::LocalLength));
+        }
+        out.num_sge = count;
+        Ok(total)
+    }
+
+    #[inline]
+    fn check(&self, piece: Sge, facts: &Facts, needs: Rights) -> Result<(), Trouble> {
+        match self.find(piece, facts.pd) {
+            Some(known) if known.rights.contains(needs) => Ok(()),
+            _ => Err(Trouble::Fails(Status::LocalProtection)),
+        }
     }
 }
 
@@ -377,42 +446,12 @@ const fn begin(out: &mut ibv_send_wr, head: Head, opcode: ibv_wr_opcode, word: u
     out.__bindgen_anon_1.imm_data = word;
 }
 
-/// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB). Up to `inline` bytes of them ride inside.
+/// Short ones do.
 #[inline]
-fn gather(
-    out: &mut ibv_send_wr,
-    room: Option<&mut [ibv_sge]>,
-    facts: &Facts,
-    memories: &Memories,
-    list: &[Sge],
-    needs: Rights,
-    inline: u32,
-) -> Result<(), Trouble> {
-    if list.len() > facts.max_sge {
-        return Err(Trouble::Refused);
-    }
-    let (mut count, mut total) = (0, 0_u64);
-    let mut room = room.unwrap_or_default().iter_mut();
-    for piece in list.iter().filter(|piece| piece.length != 0) {
-        let known = memories.find(*piece, facts.pd);
-        if !known.is_some_and(|known| known.rights.contains(needs)) {
-            return Err(Trouble::Fails(Status::LocalProtection));
-        }
-        let Some(room) = room.next() else {
-            return Err(Trouble::Refused);
-        };
-        *room = raw_piece(*piece);
-        count += 1;
-        total = total.wrapping_add(u64::from(piece.length));
-    }
-    if total > memories.max_message {
-        return Err(Trouble::Fails(Status::LocalLength));
-    }
-    out.num_sge = count;
-    if total <= u64::from(inline) && total != 0 {
+const fn ride_inside(out: &mut ibv_send_wr, total: u64, facts: &Facts) {
+    if total <= facts.inline as u64 && total != 0 {
         out.send_flags |= IBV_SEND_INLINE;
     }
-    Ok(())
 }
 
 #[inline]

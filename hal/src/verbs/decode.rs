@@ -86,7 +86,8 @@ pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
 }
 
 /// `enum ibv_wc_status` as the contract says it.
-fn status(status: ibv_wc_status, receive: bool) -> Status {
+#[cold]
+const fn status(status: ibv_wc_status, receive: bool) -> Status {
     match status {
         IBV_WC_WR_FLUSH_ERR => Status::Flushed,
         IBV_WC_LOC_LEN_ERR => Status::LocalLength,

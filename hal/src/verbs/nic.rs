@@ -21,7 +21,7 @@ use super::probe::Findings;
 use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
-use super::send::{Registration, Request};
+use super::send::Registration;
 use super::slots::{Kind, Sent, Slot, is_before};
 use super::trap::Trap;
 use super::windows::{Binding, Windows};
@@ -155,13 +155,12 @@ impl Verbs {
             return;
         };
         let next = token.position.wrapping_add(1);
-        let outcome = decode(wc, token.receive, self.quirks);
         if token.receive {
             let Some(&id) = slot.receives.get(slot.receive_index(token.position)) else {
                 return;
             };
             slot.recv_freed = next;
-            match outcome {
+            match decode(wc, true, self.quirks) {
                 Outcome::Arrived(arrival) => {
                     if let Some(key) = arrival.invalidated {
                         self.windows.killed(key);
@@ -186,16 +185,14 @@ impl Verbs {
             return;
         };
         slot.freed = next;
-        match outcome {
-            Outcome::Failed(status) => {
-                slot.failed = true;
-                let status = self.explain(token, kind, status);
-                let _ = out.push(Completion::Failed { id, status });
-            }
-            _ if kind == Kind::Fails => self.surprised(token, id, out),
-            _ => {
-                let _ = out.push(Completion::Done { id });
-            }
+        if let Outcome::Failed(status) = decode(wc, false, self.quirks) {
+            slot.failed = true;
+            let status = self.explain(token, kind, status);
+            let _ = out.push(Completion::Failed { id, status });
+        } else if kind == Kind::Fails {
+            self.surprised(token, id, out);
+        } else {
+            let _ = out.push(Completion::Done { id });
         }
     }
 
@@ -281,7 +278,7 @@ impl Nic for Verbs {
     /// it hold it, so that it is destroyed after them.
     fn retire(&mut self, qp: Qp) -> Option<QueuePair> {
         if self.chain.qp == qp.0 {
-            self.withdraw(qp.0, 0);
+            self.withdraw(qp, 0);
             self.chain.clear();
         }
         let slot = self.slots.get_mut(qp.0 as usize)?;
@@ -363,18 +360,15 @@ impl Nic for Verbs {
     )]
     #[inline(always)]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
-        let request = Request {
-            qp: qp.0,
-            id,
-            signalled,
-        };
         match wr {
             SendWr::Send {
                 message,
                 invalidate,
-            } => self.add_send(request, message, invalidate),
-            SendWr::Write { local, remote, imm } => self.add_write(request, local, remote, imm),
-            SendWr::Read { local, remote } => self.add_read(request, local, remote),
+            } => self.add_send(qp, id, signalled, message, invalidate),
+            SendWr::Write { local, remote, imm } => {
+                self.add_write(qp, id, signalled, local, remote, imm);
+            }
+            SendWr::Read { local, remote } => self.add_read(qp, id, signalled, local, remote),
             SendWr::Register {
                 region,
                 key,
@@ -391,10 +385,10 @@ impl Nic for Verbs {
                     length,
                     piece,
                 };
-                self.add_register(request, &what);
+                self.add_register(qp, id, signalled, &what);
             }
-            SendWr::Register { .. } => self.add_refused(request),
-            SendWr::Invalidate { key } => self.add_invalidate(request, key),
+            SendWr::Register { .. } => self.add_refused(qp, id, signalled),
+            SendWr::Invalidate { key } => self.add_invalidate(qp, id, signalled, key),
         }
     }
 

@@ -11,14 +11,6 @@ use super::nic::Verbs;
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
 
-/// What [`Nic::queue`](o2poll_dataplane::nic::Nic::queue) is given besides the request itself.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    pub(super) qp: u32,
-    pub(super) id: WrId,
-    pub(super) signalled: bool,
-}
-
 /// A [`SendWr::Register`](o2poll_dataplane::nic::SendWr::Register) of one range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
@@ -34,9 +26,16 @@ pub(super) struct Registration {
 /// [`Nic::queue`](o2poll_dataplane::nic::Nic::queue), once for each kind of request: where it is known which it is,
 /// nothing has to be asked.
 impl Verbs {
-    pub(super) fn add_send(&mut self, request: Request, message: Sge, invalidate: Option<RKey>) {
-        self.add(request, Kind::Plain, |verbs, head| {
-            let facts = facts(&verbs.slots, head)?;
+    pub(super) fn add_send(
+        &mut self,
+        qp: Qp,
+        id: WrId,
+        signalled: bool,
+        message: Sge,
+        invalidate: Option<RKey>,
+    ) {
+        self.add(qp, id, signalled, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, qp)?;
             let memories = &verbs.memories;
             verbs.chain.send(facts, head, memories, message, invalidate)
         });
@@ -44,44 +43,56 @@ impl Verbs {
 
     pub(super) fn add_write(
         &mut self,
-        request: Request,
+        qp: Qp,
+        id: WrId,
+        signalled: bool,
         local: &[Sge],
         remote: Remote,
         imm: Option<u32>,
     ) {
-        self.add(request, Kind::Plain, |verbs, head| {
-            let facts = facts(&verbs.slots, head)?;
+        self.add(qp, id, signalled, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, qp)?;
             let memories = &verbs.memories;
             verbs.chain.write(facts, head, memories, local, remote, imm)
         });
     }
 
-    pub(super) fn add_read(&mut self, request: Request, local: &[Sge], remote: Remote) {
-        self.add(request, Kind::Plain, |verbs, head| {
-            let facts = facts(&verbs.slots, head)?;
+    pub(super) fn add_read(
+        &mut self,
+        qp: Qp,
+        id: WrId,
+        signalled: bool,
+        local: &[Sge],
+        remote: Remote,
+    ) {
+        self.add(qp, id, signalled, Kind::Plain, |verbs, head| {
+            let facts = facts(&verbs.slots, qp)?;
             let memories = &verbs.memories;
             verbs.chain.read(facts, head, memories, local, remote)
         });
     }
 
     /// A REGISTER: a BIND_MW, if it is one that can only be right.
-    pub(super) fn add_register(&mut self, request: Request, what: &Registration) {
-        self.add(request, Kind::Changes, |verbs, head| {
-            verbs.register(head, what)
+    #[inline(never)]
+    pub(super) fn add_register(&mut self, qp: Qp, id: WrId, signalled: bool, what: &Registration) {
+        self.add(qp, id, signalled, Kind::Changes, |verbs, head| {
+            verbs.register(qp, head, what)
         });
     }
 
     /// An INVALIDATE: a LOCAL_INV, if the key is live on this very queue pair.
-    pub(super) fn add_invalidate(&mut self, request: Request, key: RKey) {
-        self.add(request, Kind::Changes, |verbs, head| {
-            verbs.invalidate(head, key)
+    #[inline(never)]
+    pub(super) fn add_invalidate(&mut self, qp: Qp, id: WrId, signalled: bool, key: RKey) {
+        self.add(qp, id, signalled, Kind::Changes, |verbs, head| {
+            verbs.invalidate(qp, head, key)
         });
     }
 
     /// One that no device of this backend takes.
     #[cold]
-    pub(super) fn add_refused(&mut self, request: Request) {
-        self.add(request, Kind::Plain, |_, _| Err(Trouble::Refused));
+    pub(super) fn add_refused(&mut self, qp: Qp, id: WrId, signalled: bool) {
+        let refused = |_: &mut Self, _| Err(Trouble::Refused);
+        self.add(qp, id, signalled, Kind::Plain, refused);
     }
 
     #[expect(
@@ -91,34 +102,34 @@ impl Verbs {
     #[inline(always)]
     fn add(
         &mut self,
-        Request { qp, id, signalled }: Request,
+        qp: Qp,
+        id: WrId,
+        signalled: bool,
         kind: Kind,
         build: impl FnOnce(&mut Self, Head) -> Result<(), Trouble>,
     ) {
-        if (self.chain.qp != qp || self.chain.length >= self.chain.most) && !self.open(qp) {
+        if (self.chain.qp != qp.0 || self.chain.length >= self.chain.most) && !self.open(qp) {
             return;
         }
-        let Some(slot) = self.slots.get_mut(qp as usize) else {
+        let Some(slot) = self.slots.get_mut(qp.0 as usize) else {
             return;
         };
         let position = slot.position_of(self.chain.length);
         let head = Head {
-            qp,
-            position,
             token: slot.send_token(position),
             signalled,
         };
-        let hollow = self.chain.poisoned || slot.failed;
+        let failed = slot.failed;
         let at = slot.send_index(position);
         if let Some(sent) = slot.sends.get_mut(at) {
             sent.id = id;
-            sent.kind = if hollow { Kind::Plain } else { kind };
+            sent.kind = kind;
         }
-        if hollow {
-            self.chain.hollow(self.chain.length, head.token);
+        if self.chain.poisoned || failed {
+            self.hollow(qp, position);
         } else if let Err(trouble) = build(self, head) {
             match trouble {
-                Trouble::Fails(status) => self.spoil(head, status),
+                Trouble::Fails(status) => self.spoil(qp, position, status),
                 Trouble::Refused => return self.chain.refuse(),
             }
         }
@@ -126,7 +137,7 @@ impl Verbs {
     }
 
     #[inline]
-    fn register(&mut self, head: Head, what: &Registration) -> Result<(), Trouble> {
+    fn register(&mut self, qp: Qp, head: Head, what: &Registration) -> Result<(), Trouble> {
         let &Registration {
             region,
             key,
@@ -136,15 +147,14 @@ impl Verbs {
             piece,
         } = what;
         let fails = Trouble::Fails(Status::Bind);
-        let facts = facts(&self.slots, head)?;
+        let facts = facts(&self.slots, qp)?;
         let window = self.windows.get_mut(region).ok_or(fails)?;
         if window.queued {
             // The next chain can take it.
             return Err(Trouble::Refused);
         }
         let known = self.memories.find(piece, facts.pd).ok_or(fails)?;
-        let before =
-            unbound(&self.slots, window.binding, head.qp, facts.generation).ok_or(fails)?;
+        let before = unbound(&self.slots, window.binding, qp.0, facts.generation).ok_or(fails)?;
         // A window has no local key, hence no right of ours.
         let rights = rights.difference(Rights::LOCAL_WRITE);
         let right = length != 0
@@ -168,14 +178,16 @@ impl Verbs {
         self.chain.bind(head, &bind)?;
         let key_before = window.key;
         let live = Binding::Live {
-            qp: head.qp,
+            qp: qp.0,
             generation: facts.generation,
             memory: known.index,
         };
         let serial = window.change(key, live);
         window.queued = true;
+        let position = head.position();
         self.note(
-            head,
+            qp,
+            position,
             Change {
                 region,
                 register: true,
@@ -188,39 +200,41 @@ impl Verbs {
     }
 
     #[inline]
-    fn invalidate(&mut self, head: Head, key: RKey) -> Result<(), Trouble> {
+    fn invalidate(&mut self, qp: Qp, head: Head, key: RKey) -> Result<(), Trouble> {
         let fails = Trouble::Fails(Status::LocalOperation);
-        let own = (head.qp, facts(&self.slots, head)?.generation);
+        let own = (qp.0, facts(&self.slots, qp)?.generation);
         let region = self.windows.find(key).ok_or(fails)?;
         let window = self.windows.get_mut(region).ok_or(fails)?;
         let Binding::Live {
-            qp,
+            qp: on,
             generation,
             memory,
         } = window.binding
         else {
             return Err(fails);
         };
-        if window.key != key || (qp, generation) != own {
+        if window.key != key || (on, generation) != own {
             return Err(fails);
         }
         self.chain.invalidate(head, key)?;
+        let position = head.position();
         let dying = Binding::Dying {
-            qp,
+            qp: on,
             generation,
-            position: head.position,
+            position,
             memory,
         };
         let serial = window.change(key, dying);
         self.note(
-            head,
+            qp,
+            position,
             Change {
                 region,
                 register: false,
                 serial,
                 key_before: key,
                 before: Binding::Live {
-                    qp,
+                    qp: on,
                     generation,
                     memory,
                 },
@@ -231,35 +245,46 @@ impl Verbs {
 
     /// Notes what a request changes.
     #[inline]
-    fn note(&mut self, head: Head, change: Change) {
-        if let Some(slot) = self.slots.get_mut(head.qp as usize)
-            && let Some(note) = slot.notes.get_mut(slot.send_index(head.position))
+    fn note(&mut self, qp: Qp, position: u32, change: Change) {
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize)
+            && let Some(note) = slot.notes.get_mut(slot.send_index(position))
         {
             note.change = change;
         }
     }
 
+    /// One that is only flushed goes in place of any other.
+    #[cold]
+    fn hollow(&mut self, qp: Qp, position: u32) {
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
+            let token = slot.send_token(position);
+            self.chain.hollow(self.chain.length, token);
+            if let Some(sent) = slot.sends.get_mut(slot.send_index(position)) {
+                sent.kind = Kind::Plain;
+            }
+        }
+    }
+
     /// One that fails for certain goes in place of one that would fail, and why is noted.
     #[cold]
-    fn spoil(&mut self, head: Head, status: Status) {
-        self.chain.spoil(head.token, self.trap.piece);
+    fn spoil(&mut self, qp: Qp, position: u32, status: Status) {
         self.chain.poisoned = true;
         self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
-        if let Some(slot) = self.slots.get_mut(head.qp as usize)
-            && let Some(note) = slot.notes.get_mut(slot.send_index(head.position))
-        {
-            note.verdict = Some(status);
-        }
-        if let Some(slot) = self.slots.get_mut(head.qp as usize)
-            && let Some(sent) = slot.sends.get_mut(slot.send_index(head.position))
-        {
-            sent.kind = Kind::Fails;
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
+            let token = slot.send_token(position);
+            self.chain.spoil(token, self.trap.piece);
+            let at = slot.send_index(position);
+            if let Some((sent, note)) = slot.sends.get_mut(at).zip(slot.notes.get_mut(at)) {
+                sent.kind = Kind::Fails;
+                note.verdict = Some(status);
+            }
         }
     }
 
     /// Opens the chain for a queue pair, or finds it more room; whether there is any.
     #[inline(never)]
-    fn open(&mut self, qp: u32) -> bool {
+    fn open(&mut self, qp: Qp) -> bool {
+        let qp = qp.0;
         let chain = &mut self.chain;
         let slot = self.slots.get_mut(qp as usize);
         if chain.qp != qp && chain.qp != u32::MAX {
@@ -293,37 +318,60 @@ impl Verbs {
     /// [`Nic::doorbell`](o2poll_dataplane::nic::Nic::doorbell).
     #[inline]
     pub(super) fn ring(&mut self, qp: Qp) -> Result<(), Rejected> {
-        let (count, refused) = (self.chain.length, self.chain.refused);
+        let count = self.chain.length;
         let Some(slot) = self
             .slots
-            .get(qp.0 as usize)
+            .get_mut(qp.0 as usize)
             .filter(|_| count > 0 && self.chain.qp == qp.0)
         else {
             return self.ring_for_nothing(qp);
         };
         let raw = slot.raw;
         if slot.failed {
-            self.give_up(qp.0);
+            self.give_up(qp);
         }
         let taken = self.post(raw, count);
-        for region in self.chain.registers(taken) {
-            self.windows.accept(region);
+        if taken < count || self.chain.poisoned || self.chain.refused {
+            return self.taken_in_part(qp, taken);
+        }
+        self.advance(qp, count);
+        for (_, region) in self.chain.registers() {
+            self.windows.accept(*region);
+        }
+        self.chain.clear();
+        Ok(())
+    }
+
+    /// The device took the first `taken` of the chain.
+    #[inline]
+    fn advance(&mut self, qp: Qp, taken: usize) {
+        self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
+        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
+            slot.tail = slot.position_of(taken);
+        }
+    }
+
+    /// The same where not all were taken that came, or not as they came.
+    #[cold]
+    fn taken_in_part(&mut self, qp: Qp, taken: usize) -> Result<(), Rejected> {
+        let (count, refused) = (self.chain.length, self.chain.refused);
+        for (at, region) in self.chain.registers() {
+            if *at < taken {
+                self.windows.accept(*region);
+            }
         }
         if taken < count {
-            self.withdraw(qp.0, taken);
+            self.withdraw(qp, taken);
             self.counts.cut = self.counts.cut.wrapping_add(1);
         }
-        self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
-        let mut accepted = 0;
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
             // One that fails for certain is in it, or one that cannot be: later ones are only flushed.
             slot.failed |= self.chain.poisoned && (taken == count || slot.has_verdict(taken));
-            let tail = slot.position_of(taken);
-            accepted = tail.wrapping_sub(slot.tail);
-            slot.tail = tail;
         }
+        self.advance(qp, taken);
         self.chain.clear();
         if refused || taken < count {
+            let accepted = u32::try_from(taken).unwrap_or(u32::MAX);
             return Err(Rejected { accepted });
         }
         Ok(())
@@ -348,19 +396,20 @@ impl Verbs {
     /// Hands `count` requests over: how many were taken.
     #[inline]
     fn post(&mut self, raw: *mut ibv_qp, count: usize) -> usize {
-        let first = self.chain.wrs.as_mut_ptr();
-        let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) else {
+        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
+        let Some((first, last)) = self.chain.ends(count) else {
             return 0;
         };
-        let next = core::mem::replace(&mut last.next, null_mut());
         let mut bad: *mut ibv_send_wr = null_mut();
-        // SAFETY: the queue pair is held by its slot; the requests are linked, end in null, and name memory and
-        // windows that this value holds. The library reads them and returns.
-        let failed = unsafe { ibv_post_send(raw, first, &mut bad) };
-        if let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) {
-            last.next = next;
-        }
-        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
+        // SAFETY: both are requests of the chain, linked from the first to the last, and nothing else refers to them;
+        // with the link after the last taken out they end in null. The queue pair is held by its slot, and the requests
+        // name memory and windows that this value holds. The library reads them and returns.
+        let failed = unsafe {
+            let next = core::mem::replace(&mut (*last).next, null_mut());
+            let failed = ibv_post_send(raw, first, &mut bad);
+            (*last).next = next;
+            failed
+        };
         if failed == 0 || bad.is_null() {
             // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
             return count;
@@ -373,8 +422,8 @@ impl Verbs {
 
     /// Those of the chain from `from` on never were.
     #[cold]
-    pub(super) fn withdraw(&mut self, qp: u32, from: usize) {
-        let Some(slot) = self.slots.get(qp as usize).filter(|_| self.chain.changes) else {
+    pub(super) fn withdraw(&mut self, qp: Qp, from: usize) {
+        let Some(slot) = self.slots.get(qp.0 as usize).filter(|_| self.chain.changes) else {
             return;
         };
         for n in (from..self.chain.length).rev() {
@@ -386,9 +435,9 @@ impl Verbs {
 
     /// The queue pair failed while the chain was open: all of it is only flushed.
     #[cold]
-    fn give_up(&mut self, qp: u32) {
+    fn give_up(&mut self, qp: Qp) {
         self.withdraw(qp, 0);
-        let Some(slot) = self.slots.get_mut(qp as usize) else {
+        let Some(slot) = self.slots.get_mut(qp.0 as usize) else {
             return;
         };
         for n in 0..self.chain.length {
@@ -404,8 +453,8 @@ impl Verbs {
 }
 
 #[inline]
-fn facts(slots: &[Slot], head: Head) -> Result<&Facts, Trouble> {
-    let slot = slots.get(head.qp as usize).ok_or(Trouble::Refused)?;
+fn facts(slots: &[Slot], qp: Qp) -> Result<&Facts, Trouble> {
+    let slot = slots.get(qp.0 as usize).ok_or(Trouble::Refused)?;
     Ok(&slot.facts)
 }
 
