@@ -39,7 +39,6 @@ pub(super) struct Facts {
     /// At most the `stride` of the chain.
     pub(super) max_sge: usize,
     pub(super) inline: u32,
-    pub(super) generation: u16,
     /// It may READ.
     pub(super) reads: bool,
 }
@@ -50,14 +49,6 @@ pub(super) struct Facts {
 pub(super) struct Head {
     pub(super) token: u64,
     pub(super) signalled: bool,
-}
-
-impl Head {
-    #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
-    pub(super) const fn position(self) -> u32 {
-        self.token as u32
-    }
 }
 
 /// Why a request does not go to the device.

@@ -45,6 +45,25 @@ impl Token {
     /// Set in the ids of receives alone.
     pub(super) const RECEIVE: u64 = 1 << 63;
 
+    /// What all ids of one queue pair have in common: slot and generation.
+    #[inline]
+    pub(super) const fn owner(id: u64) -> u64 {
+        id & 0x7fff_ffff_0000_0000
+    }
+
+    /// The slot of the queue pair that an id is of.
+    #[inline]
+    pub(super) const fn slot(id: u64) -> usize {
+        (id >> 32) as usize & 0xffff
+    }
+
+    /// The place in its queue.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    pub(super) const fn position(id: u64) -> u32 {
+        id as u32
+    }
+
     #[inline]
     pub(super) const fn pack(self) -> u64 {
         (self.receive as u64) << 63

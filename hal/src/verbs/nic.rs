@@ -22,7 +22,7 @@ use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
 use super::send::Registration;
-use super::slots::{Kind, Sent, Slot, is_before};
+use super::slots::{Kind, Sent, Slot};
 use super::trap::Trap;
 use super::windows::{Binding, Windows};
 
@@ -149,7 +149,7 @@ impl Verbs {
         let Some(slot) = self
             .slots
             .get_mut(usize::from(token.slot))
-            .filter(|slot| slot.facts.generation == token.generation && !slot.raw.is_null())
+            .filter(|slot| slot.owner == Token::owner(wc.wr_id))
         else {
             self.counts.strangers = self.counts.strangers.wrapping_add(1);
             return;
@@ -282,37 +282,23 @@ impl Nic for Verbs {
             self.chain.clear();
         }
         let slot = self.slots.get_mut(qp.0 as usize)?;
-        let pair = slot.pair.take()?;
-        slot.raw = null_mut();
-        let own = (qp.0, slot.facts.generation);
-        let freed = slot.freed;
         for window in self.windows.iter_mut() {
-            let (on, memory, done) = match window.binding {
-                Binding::Free => continue,
-                Binding::Live {
-                    qp,
-                    generation,
-                    memory,
-                } => ((qp, generation), memory, false),
-                Binding::Dying {
-                    qp,
-                    generation,
-                    position,
-                    memory,
-                } => ((qp, generation), memory, is_before(position, freed)),
+            let memory = match window.binding {
+                Binding::Live { owner, memory } if owner == slot.owner => memory,
+                Binding::Dying { token, .. } if slot.is_done(token) => {
+                    window.binding = Binding::Free;
+                    continue;
+                }
+                Binding::Dying { token, memory } if Token::owner(token) == slot.owner => memory,
+                _ => continue,
             };
-            if on != own {
-                continue;
-            }
-            if done {
-                window.binding = Binding::Free;
-            } else if let (Some(window), Some(memory)) =
-                (&mut window.window, self.memories.get(memory))
+            if let (Some(window), Some(memory)) = (&mut window.window, self.memories.get(memory))
+                && let Some(pair) = &slot.pair
             {
                 window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
             }
         }
-        Some(pair)
+        slot.retire()
     }
 
     fn adopt_window(&mut self, window: Window) -> Result<(Region, RKey), Window> {
@@ -326,30 +312,24 @@ impl Nic for Verbs {
             return None;
         }
         let (mut window, binding) = self.windows.retire(region)?;
-        let (qp, generation, memory, position) = match binding {
+        let (of, memory) = match binding {
             Binding::Free => {
                 window.release();
                 return Some(window);
             }
-            Binding::Live {
-                qp,
-                generation,
-                memory,
-            } => (qp, generation, memory, None),
-            Binding::Dying {
-                qp,
-                generation,
-                memory,
-                position,
-            } => (qp, generation, memory, Some(position)),
+            Binding::Live { owner, memory } => (owner, memory),
+            Binding::Dying { token, memory } => (token, memory),
         };
-        if let Some(slot) = self.slots.get(qp as usize)
-            && slot.facts.generation == generation
+        let dying = matches!(binding, Binding::Dying { .. });
+        if let Some(slot) = self.slots.get(Token::slot(of))
+            && slot.owner == Token::owner(of)
             && let Some(pair) = &slot.pair
-            && !position.is_some_and(|position| slot.is_done(generation, position))
-            && let Some(memory) = self.memories.get(memory)
         {
-            window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+            if dying && slot.is_done(of) {
+                window.release();
+            } else if let Some(memory) = self.memories.get(memory) {
+                window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+            }
         }
         Some(window)
     }

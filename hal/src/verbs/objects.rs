@@ -241,6 +241,11 @@ impl Window {
         self.bound = Some((qp, memory));
     }
 
+    /// Whether it may still be bound, which only its end ends.
+    pub(super) const fn is_held(&self) -> bool {
+        self.bound.is_some()
+    }
+
     /// It is bound to nothing.
     pub(super) fn release(&mut self) {
         self.bound = None;

@@ -7,6 +7,7 @@ use rdma_core_sys::inline::ibv_post_send;
 use rdma_core_sys::types::{ibv_qp, ibv_send_wr};
 
 use super::chain::{Bind, Facts, Head, Trouble};
+use super::decode::Token;
 use super::nic::Verbs;
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
@@ -148,13 +149,14 @@ impl Verbs {
         } = what;
         let fails = Trouble::Fails(Status::Bind);
         let facts = facts(&self.slots, qp)?;
+        let owner = Token::owner(head.token);
         let window = self.windows.get_mut(region).ok_or(fails)?;
         if window.queued {
             // The next chain can take it.
             return Err(Trouble::Refused);
         }
         let known = self.memories.find(piece, facts.pd).ok_or(fails)?;
-        let before = unbound(&self.slots, window.binding, qp.0, facts.generation).ok_or(fails)?;
+        let before = unbound(&self.slots, window.binding, owner).ok_or(fails)?;
         // A window has no local key, hence no right of ours.
         let rights = rights.difference(Rights::LOCAL_WRITE);
         let right = length != 0
@@ -178,16 +180,14 @@ impl Verbs {
         self.chain.bind(head, &bind)?;
         let key_before = window.key;
         let live = Binding::Live {
-            qp: qp.0,
-            generation: facts.generation,
+            owner,
             memory: known.index,
         };
         let serial = window.change(key, live);
         window.queued = true;
-        let position = head.position();
         self.note(
             qp,
-            position,
+            head,
             Change {
                 region,
                 register: true,
@@ -202,42 +202,29 @@ impl Verbs {
     #[inline]
     fn invalidate(&mut self, qp: Qp, head: Head, key: RKey) -> Result<(), Trouble> {
         let fails = Trouble::Fails(Status::LocalOperation);
-        let own = (qp.0, facts(&self.slots, qp)?.generation);
         let region = self.windows.find(key).ok_or(fails)?;
         let window = self.windows.get_mut(region).ok_or(fails)?;
-        let Binding::Live {
-            qp: on,
-            generation,
-            memory,
-        } = window.binding
-        else {
+        let Binding::Live { owner, memory } = window.binding else {
             return Err(fails);
         };
-        if window.key != key || (on, generation) != own {
+        if window.key != key || owner != Token::owner(head.token) {
             return Err(fails);
         }
         self.chain.invalidate(head, key)?;
-        let position = head.position();
         let dying = Binding::Dying {
-            qp: on,
-            generation,
-            position,
+            token: head.token,
             memory,
         };
         let serial = window.change(key, dying);
         self.note(
             qp,
-            position,
+            head,
             Change {
                 region,
                 register: false,
                 serial,
                 key_before: key,
-                before: Binding::Live {
-                    qp: on,
-                    generation,
-                    memory,
-                },
+                before: Binding::Live { owner, memory },
             },
         );
         Ok(())
@@ -245,9 +232,11 @@ impl Verbs {
 
     /// Notes what a request changes.
     #[inline]
-    fn note(&mut self, qp: Qp, position: u32, change: Change) {
+    fn note(&mut self, qp: Qp, head: Head, change: Change) {
         if let Some(slot) = self.slots.get_mut(qp.0 as usize)
-            && let Some(note) = slot.notes.get_mut(slot.send_index(position))
+            && let Some(note) = slot
+                .notes
+                .get_mut(slot.send_index(Token::position(head.token)))
         {
             note.change = change;
         }
@@ -461,29 +450,17 @@ fn facts(slots: &[Slot], qp: Qp) -> Result<&Facts, Trouble> {
 /// What a window is bound to before a REGISTER of this queue pair may bind it: nothing, or something that goes before.
 /// `None`: something that may be live then.
 #[inline]
-fn unbound(slots: &[Slot], binding: Binding, qp: u32, generation: u16) -> Option<Binding> {
+fn unbound(slots: &[Slot], binding: Binding, owner: u64) -> Option<Binding> {
     match binding {
         Binding::Free => Some(Binding::Free),
         Binding::Live { .. } => None,
-        // Its INVALIDATE is done, or goes before on the same queue.
-        Binding::Dying {
-            qp: of,
-            generation: its,
-            position,
-            memory,
-        } => {
-            if slots
-                .get(of as usize)
-                .is_some_and(|slot| slot.is_done(its, position))
-            {
+        Binding::Dying { token, memory } => {
+            let slot = slots.get(Token::slot(token));
+            if slot.is_some_and(|slot| slot.is_done(token)) {
                 Some(Binding::Free)
-            } else if (of, its) == (qp, generation) {
-                Some(Binding::Dying {
-                    qp: of,
-                    generation: its,
-                    position,
-                    memory,
-                })
+            } else if Token::owner(token) == owner {
+                // Its INVALIDATE goes before on the same queue.
+                Some(Binding::Dying { token, memory })
             } else {
                 None
             }

@@ -22,8 +22,9 @@ pub(super) struct Slot {
     /// Of the pair; null without one.
     pub(super) raw: *mut ibv_qp,
     pub(super) facts: Facts,
-    /// What all its ids have in common: those of its send queue are this and a position.
-    base: u64,
+    /// What all its ids have in common; [`NOBODY`] without a pair.
+    pub(super) owner: u64,
+    generation: u16,
     pub(super) failed: bool,
     /// A request came while the chain of another queue pair was open: its next doorbell tells.
     pub(super) stray: bool,
@@ -73,7 +74,8 @@ impl Slot {
             pair: None,
             raw: null_mut(),
             facts: Facts::default(),
-            base: 0,
+            owner: NOBODY,
+            generation: 0,
             failed: false,
             stray: false,
             send_depth: 0,
@@ -95,16 +97,16 @@ impl Slot {
             pd: pair.raw.pd.id(),
             max_sge: pair.max_sge as usize,
             inline: pair.inline,
-            generation: self.facts.generation.wrapping_add(1) & Token::GENERATIONS,
             reads: pair.initiator_depth > 0,
         };
+        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
         let first = Token {
             slot: at,
-            generation: self.facts.generation,
+            generation: self.generation,
             receive: false,
             position: 0,
         };
-        self.base = first.pack();
+        self.owner = first.pack();
         (self.failed, self.stray) = (false, false);
         self.send_depth = pair.send_depth;
         self.recv_depth = pair.recv_depth;
@@ -115,13 +117,13 @@ impl Slot {
     /// The id of the request at this position of the send queue, as the device has it.
     #[inline]
     pub(super) const fn send_token(&self, position: u32) -> u64 {
-        self.base | position as u64
+        self.owner | position as u64
     }
 
     /// The same of the receive queue.
     #[inline]
     pub(super) const fn receive_token(&self, position: u32) -> u64 {
-        self.base | Token::RECEIVE | position as u64
+        self.owner | Token::RECEIVE | position as u64
     }
 
     /// Send work requests that it has room for.
@@ -162,13 +164,24 @@ impl Slot {
         (0..count).any(|n| self.queued(n).is_some_and(|(kind, _)| kind == Kind::Fails))
     }
 
-    /// Whether the request at `position` is known to be done.
-    pub(super) const fn is_done(&self, generation: u16, position: u32) -> bool {
-        self.facts.generation == generation && is_before(position, self.freed)
+    /// Whether a request of the send queue is known to be done.
+    #[inline]
+    pub(super) const fn is_done(&self, token: u64) -> bool {
+        self.owner == Token::owner(token) && is_before(Token::position(token), self.freed)
+    }
+
+    /// Gives the queue pair up.
+    pub(super) fn retire(&mut self) -> Option<QueuePair> {
+        let pair = self.pair.take()?;
+        (self.raw, self.owner, self.stray) = (null_mut(), NOBODY, false);
+        Some(pair)
     }
 }
 
 /// Order of positions that are less than 2^31 apart.
-pub(super) const fn is_before(position: u32, other: u32) -> bool {
+const fn is_before(position: u32, other: u32) -> bool {
     position.wrapping_sub(other).cast_signed() < 0
 }
+
+/// No queue pair has it: it has the bit of receives.
+pub(super) const NOBODY: u64 = u64::MAX;

@@ -18,23 +18,17 @@ pub(super) enum Binding {
     /// Nothing.
     #[default]
     Free,
-    /// Live on this queue pair, over that memory.
+    /// Live on a queue pair, over a memory.
     Live {
-        /// Slot of the queue pair.
-        qp: u32,
-        /// Its generation.
-        generation: u16,
+        /// What all ids of the queue pair have in common ([`Token::owner`](super::decode::Token::owner)).
+        owner: u64,
         /// Index of the memory.
         memory: u32,
     },
     /// An INVALIDATE is on its way.
     Dying {
-        /// Slot of the queue pair.
-        qp: u32,
-        /// Its generation.
-        generation: u16,
-        /// Position of the INVALIDATE.
-        position: u32,
+        /// Its id.
+        token: u64,
         /// Index of the memory.
         memory: u32,
     },
@@ -96,7 +90,7 @@ impl Windows {
             return Err(window);
         };
         let (key, raw, pd) = (window.key(), window.raw(), window.domain());
-        if self.find(key).is_some() {
+        if window.is_held() || self.find(key).is_some() {
             return Err(window);
         }
         let (Some(slot), Ok(region)) = (self.slots.get_mut(at), u32::try_from(at)) else {
