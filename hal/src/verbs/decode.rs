@@ -11,8 +11,6 @@ use rdma_core_sys::types::{
     IBV_WC_WR_FLUSH_ERR, ibv_wc, ibv_wc_status,
 };
 
-use super::quirks::Quirks;
-
 /// The id of a work request as the device has it: which queue of which queue pair, and where in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
@@ -84,9 +82,10 @@ impl Token {
     }
 }
 
-/// Reads a completion.
+/// Reads a completion. `invalidated` is the flag that says that a key was
+/// ([`Quirks::invalidated_flag`](super::quirks::Quirks::invalidated_flag)).
 #[inline]
-pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
+pub(super) fn decode(wc: &ibv_wc, receive: bool, invalidated: u32) -> Outcome {
     if wc.status != IBV_WC_SUCCESS {
         return Outcome::Failed(status(wc.status, receive));
     }
@@ -96,7 +95,7 @@ pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
     // SAFETY: both fields of the union are a `u32`, and `wc` is initialised.
     let word = unsafe { wc.__bindgen_anon_1.invalidated_rkey };
     let imm = wc.wc_flags & IBV_WC_WITH_IMM != 0;
-    let invalidated = !imm && wc.wc_flags & quirks.invalidated_flag() != 0;
+    let invalidated = !imm && wc.wc_flags & invalidated != 0;
     Outcome::Arrived(Arrival {
         length: wc.byte_len,
         imm: imm.then_some(u32::from_be(word)),
@@ -126,13 +125,17 @@ const fn status(status: ibv_wc_status, receive: bool) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arrival, Outcome, Token, decode};
+    use super::{Arrival, Outcome, Token};
     use crate::verbs::quirks::Quirks;
     use crate::verbs::stub::garbage;
     use o2poll_dataplane::nic::{RKey, Status};
     use rdma_core_sys::types::{IBV_WC_REM_INV_REQ_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 
     const CARD: Quirks = Quirks::empty();
+
+    fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
+        super::decode(wc, receive, quirks.invalidated_flag())
+    }
 
     /// Every byte of it is this.
     fn filled(byte: u8) -> ibv_wc {

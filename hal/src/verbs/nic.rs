@@ -68,7 +68,8 @@ pub struct Verbs {
     pub(super) trap: Trap,
     cq: CompletionQueue,
     capabilities: Capabilities,
-    quirks: Quirks,
+    /// [`Quirks::invalidated_flag`].
+    invalidated: u32,
     limits: Limits,
     pub(super) counts: Counts,
 }
@@ -116,7 +117,7 @@ impl Verbs {
             trap,
             cq,
             capabilities,
-            quirks,
+            invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
         }
@@ -160,7 +161,7 @@ impl Verbs {
                 return;
             };
             slot.recv_freed = next;
-            match decode(wc, true, self.quirks) {
+            match decode(wc, true, self.invalidated) {
                 Outcome::Arrived(arrival) => {
                     if let Some(key) = arrival.invalidated {
                         self.windows.killed(key);
@@ -181,11 +182,11 @@ impl Verbs {
             }
             return;
         }
-        let Some(&Sent { id, kind }) = slot.sends.get(slot.send_index(token.position)) else {
+        let Some(&Sent { id, kind, .. }) = slot.sent(token.position) else {
             return;
         };
         slot.freed = next;
-        if let Outcome::Failed(status) = decode(wc, false, self.quirks) {
+        if let Outcome::Failed(status) = decode(wc, false, self.invalidated) {
             slot.failed = true;
             let status = self.explain(token, kind, status);
             let _ = out.push(Completion::Failed { id, status });
@@ -200,15 +201,15 @@ impl Verbs {
     #[cold]
     fn explain(&mut self, token: Token, kind: Kind, status: Status) -> Status {
         let slot = self.slots.get(usize::from(token.slot));
-        let note = slot.and_then(|slot| slot.notes.get(slot.send_index(token.position)));
-        match (kind, note) {
-            (Kind::Changes, Some(note)) => {
-                self.windows.undo(&note.change);
+        let sent = slot.and_then(|slot| slot.sent(token.position));
+        match (kind, sent) {
+            (Kind::Changes, Some(sent)) => {
+                self.windows.undo(&sent.change);
                 status
             }
             // Flushed: it never had its turn.
-            (Kind::Fails, Some(note)) if status != Status::Flushed => {
-                note.verdict.unwrap_or(status)
+            (Kind::Fails, Some(sent)) if status != Status::Flushed => {
+                sent.verdict.unwrap_or(status)
             }
             _ => status,
         }
@@ -224,8 +225,8 @@ impl Verbs {
         if let Some(pair) = &slot.pair {
             pair.raw.fail();
         }
-        let note = slot.notes.get(slot.send_index(token.position));
-        let verdict = note.and_then(|note| note.verdict);
+        let sent = slot.sent(token.position);
+        let verdict = sent.and_then(|sent| sent.verdict);
         let status = verdict.unwrap_or(Status::LocalOperation);
         let _ = out.push(Completion::Failed { id, status });
     }

@@ -121,8 +121,7 @@ impl Verbs {
             signalled,
         };
         let failed = slot.failed;
-        let at = slot.send_index(position);
-        if let Some(sent) = slot.sends.get_mut(at) {
+        if let Some(sent) = slot.sent_mut(position) {
             sent.id = id;
             sent.kind = kind;
         }
@@ -139,42 +138,34 @@ impl Verbs {
 
     #[inline]
     fn register(&mut self, qp: Qp, head: Head, what: &Registration) -> Result<(), Trouble> {
-        let &Registration {
-            region,
-            key,
-            rights,
-            base,
-            length,
-            piece,
-        } = what;
         let fails = Trouble::Fails(Status::Bind);
         let facts = facts(&self.slots, qp)?;
         let owner = Token::owner(head.token);
-        let window = self.windows.get_mut(region).ok_or(fails)?;
+        let window = self.windows.get_mut(what.region).ok_or(fails)?;
         if window.queued {
             // The next chain can take it.
             return Err(Trouble::Refused);
         }
-        let known = self.memories.find(piece, facts.pd).ok_or(fails)?;
         let before = unbound(&self.slots, window.binding, owner).ok_or(fails)?;
+        let known = self.memories.find(what.piece, facts.pd).ok_or(fails)?;
         // A window has no local key, hence no right of ours.
-        let rights = rights.difference(Rights::LOCAL_WRITE);
-        let right = length != 0
-            && piece.length == length
-            && base == piece.address
+        let rights = what.rights.difference(Rights::LOCAL_WRITE);
+        let right = what.length != 0
+            && what.piece.length == what.length
+            && what.base == what.piece.address
             && known.carries(rights)
-            && key.0 >> 8 == window.key.0 >> 8
-            && key != window.key
+            && what.key.0 >> 8 == window.key.0 >> 8
+            && what.key != window.key
             && window.pd == facts.pd;
         if !right {
             return Err(fails);
         }
         let bind = Bind {
-            region,
+            region: what.region,
             window: window.raw,
             memory: known.raw,
-            key,
-            piece,
+            key: what.key,
+            piece: what.piece,
             rights,
         };
         self.chain.bind(head, &bind)?;
@@ -183,13 +174,13 @@ impl Verbs {
             owner,
             memory: known.index,
         };
-        let serial = window.change(key, live);
+        let serial = window.change(what.key, live);
         window.queued = true;
         self.note(
             qp,
             head,
             Change {
-                region,
+                region: what.region,
                 register: true,
                 serial,
                 key_before,
@@ -234,11 +225,9 @@ impl Verbs {
     #[inline]
     fn note(&mut self, qp: Qp, head: Head, change: Change) {
         if let Some(slot) = self.slots.get_mut(qp.0 as usize)
-            && let Some(note) = slot
-                .notes
-                .get_mut(slot.send_index(Token::position(head.token)))
+            && let Some(sent) = slot.sent_mut(Token::position(head.token))
         {
-            note.change = change;
+            sent.change = change;
         }
     }
 
@@ -248,7 +237,7 @@ impl Verbs {
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
             let token = slot.send_token(position);
             self.chain.hollow(self.chain.length, token);
-            if let Some(sent) = slot.sends.get_mut(slot.send_index(position)) {
+            if let Some(sent) = slot.sent_mut(position) {
                 sent.kind = Kind::Plain;
             }
         }
@@ -262,10 +251,9 @@ impl Verbs {
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
             let token = slot.send_token(position);
             self.chain.spoil(token, self.trap.piece);
-            let at = slot.send_index(position);
-            if let Some((sent, note)) = slot.sends.get_mut(at).zip(slot.notes.get_mut(at)) {
+            if let Some(sent) = slot.sent_mut(position) {
                 sent.kind = Kind::Fails;
-                note.verdict = Some(status);
+                sent.verdict = Some(status);
             }
         }
     }
@@ -416,8 +404,8 @@ impl Verbs {
             return;
         };
         for n in (from..self.chain.length).rev() {
-            if let Some((Kind::Changes, note)) = slot.queued(n) {
-                self.windows.withdraw(&note.change);
+            if let Some(sent) = slot.queued(n).filter(|sent| sent.kind == Kind::Changes) {
+                self.windows.withdraw(&sent.change);
             }
         }
     }
@@ -432,8 +420,7 @@ impl Verbs {
         for n in 0..self.chain.length {
             let position = slot.position_of(n);
             self.chain.hollow(n, slot.send_token(position));
-            let at = slot.send_index(position);
-            if let Some(sent) = slot.sends.get_mut(at) {
+            if let Some(sent) = slot.sent_mut(position) {
                 sent.kind = Kind::Plain;
             }
         }

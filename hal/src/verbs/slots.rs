@@ -36,16 +36,20 @@ pub(super) struct Slot {
     pub(super) freed: u32,
     pub(super) recv_tail: u32,
     pub(super) recv_freed: u32,
-    pub(super) sends: Box<[Sent]>,
-    /// Of the requests that change a window or fail for certain. Most do neither.
-    pub(super) notes: Box<[Note]>,
+    sends: Box<[Sent]>,
     pub(super) receives: Box<[WrId]>,
 }
 
+/// A send work request that is outstanding. A line each.
+#[repr(align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) id: WrId,
     pub(super) kind: Kind,
+    /// Of one that changes a window.
+    pub(super) change: Change,
+    /// Of one that fails for certain.
+    pub(super) verdict: Option<Status>,
 }
 
 /// What there is to know of a request when it fails, or when it was not taken.
@@ -54,16 +58,10 @@ pub(super) enum Kind {
     /// Nothing.
     #[default]
     Plain,
-    /// It changes a window, as its note says.
+    /// It changes a window.
     Changes,
-    /// It fails for certain, as its note says.
+    /// It fails for certain.
     Fails,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Note {
-    pub(super) change: Change,
-    pub(super) verdict: Option<Status>,
 }
 
 impl Slot {
@@ -85,7 +83,6 @@ impl Slot {
             recv_tail: 0,
             recv_freed: 0,
             sends: vec![Sent::default(); sends].into_boxed_slice(),
-            notes: vec![Note::default(); sends].into_boxed_slice(),
             receives: vec![WrId(0); receives].into_boxed_slice(),
         }
     }
@@ -144,8 +141,15 @@ impl Slot {
     }
 
     #[inline]
-    pub(super) const fn send_index(&self, position: u32) -> usize {
-        position as usize & self.sends.len().wrapping_sub(1)
+    pub(super) fn sent(&self, position: u32) -> Option<&Sent> {
+        let mask = self.sends.len().wrapping_sub(1);
+        self.sends.get(position as usize & mask)
+    }
+
+    #[inline]
+    pub(super) fn sent_mut(&mut self, position: u32) -> Option<&mut Sent> {
+        let mask = self.sends.len().wrapping_sub(1);
+        self.sends.get_mut(position as usize & mask)
     }
 
     #[inline]
@@ -153,15 +157,14 @@ impl Slot {
         position as usize & self.receives.len().wrapping_sub(1)
     }
 
-    /// The request `n` of the open chain, and what was noted of it.
-    pub(super) fn queued(&self, n: usize) -> Option<(Kind, &Note)> {
-        let at = self.send_index(self.position_of(n));
-        Some((self.sends.get(at)?.kind, self.notes.get(at)?))
+    /// The request `n` of the open chain.
+    pub(super) fn queued(&self, n: usize) -> Option<&Sent> {
+        self.sent(self.position_of(n))
     }
 
     /// One of the first `count` of the open chain fails for certain.
     pub(super) fn has_verdict(&self, count: usize) -> bool {
-        (0..count).any(|n| self.queued(n).is_some_and(|(kind, _)| kind == Kind::Fails))
+        (0..count).any(|n| self.queued(n).is_some_and(|sent| sent.kind == Kind::Fails))
     }
 
     /// Whether a request of the send queue is known to be done.
