@@ -27,9 +27,8 @@ pub(super) struct Chain {
     pub(super) poisoned: bool,
     /// One changes a window.
     pub(super) changes: bool,
-    /// The windows that it registers, each with the place of its request. One window is in it once at most.
-    registers: Box<[(usize, u32)]>,
-    registered: usize,
+    /// Of all chains there were, by which a window knows that it is in this one.
+    pub(super) number: u64,
 }
 
 /// What the checks need to know of a queue pair.
@@ -63,8 +62,7 @@ pub(super) enum Trouble {
 /// A type-2 window over memory, as its BIND_MW says it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bind {
-    /// Index of the window, and what the library knows it by.
-    pub(super) region: u32,
+    /// What the library knows the window by.
     pub(super) window: *mut ibv_mw,
     pub(super) memory: *mut ibv_mr,
     pub(super) key: RKey,
@@ -116,13 +114,13 @@ impl Chain {
             refused: false,
             poisoned: false,
             changes: false,
-            registers: vec![(0, 0); most].into_boxed_slice(),
-            registered: 0,
+            number: 1,
         }
     }
 
     pub(super) const fn clear(&mut self) {
-        (self.length, self.most, self.registered) = (0, 0, 0);
+        (self.length, self.most) = (0, 0);
+        self.number = self.number.wrapping_add(1);
         self.qp = u32::MAX;
         self.refused = false;
         self.poisoned = false;
@@ -222,12 +220,7 @@ impl Chain {
     /// BIND_MW.
     #[inline]
     pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Result<(), Trouble> {
-        let at = self.length;
-        let Some(entry) = self.registers.get_mut(self.registered) else {
-            return Err(Trouble::Refused);
-        };
-        *entry = (at, bind.region);
-        let out = next(&mut self.wrs, at)?;
+        let out = next(&mut self.wrs, self.length)?;
         // Immediate data that is not zero is EINVAL (rxe).
         begin(out, head, IBV_WR_BIND_MW, 0);
         // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
@@ -240,7 +233,6 @@ impl Chain {
             length: u64::from(bind.piece.length),
             mw_access_flags: access(bind.rights),
         };
-        self.registered = self.registered.wrapping_add(1);
         self.changes = true;
         Ok(())
     }
@@ -256,15 +248,8 @@ impl Chain {
 
     /// All of it is flushed: nothing of it changes a window, or fails of itself.
     pub(super) const fn forget_changes(&mut self) {
-        self.registered = 0;
         self.changes = false;
         self.poisoned = false;
-    }
-
-    /// The windows that it registers, each with the place of its request.
-    #[inline]
-    pub(super) fn registers(&self) -> &[(usize, u32)] {
-        self.registers.get(..self.registered).unwrap_or_default()
     }
 
     /// In place of one that would fail: it does so on any device, and nothing leaves.

@@ -308,7 +308,7 @@ impl Nic for Verbs {
 
     /// One that may be bound holds its queue pair and memory, which are then destroyed after it.
     fn retire_window(&mut self, region: Region) -> Option<Window> {
-        if self.windows.get_mut(region.0)?.queued {
+        if self.windows.get_mut(region.0)?.chain == self.chain.number {
             // In the open chain: it cannot go before the chain does.
             return None;
         }

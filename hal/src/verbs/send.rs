@@ -12,6 +12,16 @@ use super::nic::Verbs;
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
 
+/// What becomes of the next request.
+enum Opened {
+    /// It is looked at.
+    Plain,
+    /// It is only flushed.
+    Hollow,
+    /// It is not taken.
+    Refused,
+}
+
 /// A [`SendWr::Register`](o2poll_dataplane::nic::SendWr::Register) of one range.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Registration {
@@ -109,8 +119,13 @@ impl Verbs {
         kind: Kind,
         build: impl FnOnce(&mut Self, Head) -> Result<(), Trouble>,
     ) {
-        if (self.chain.qp != qp.0 || self.chain.length >= self.chain.most) && !self.open(qp) {
-            return;
+        let mut hollow = false;
+        if self.chain.qp != qp.0 || self.chain.length >= self.chain.most {
+            match self.open(qp) {
+                Opened::Plain => {}
+                Opened::Hollow => hollow = true,
+                Opened::Refused => return,
+            }
         }
         let Some(slot) = self.slots.get_mut(qp.0 as usize) else {
             return;
@@ -120,12 +135,11 @@ impl Verbs {
             token: slot.send_token(position),
             signalled,
         };
-        let failed = slot.failed;
         if let Some(sent) = slot.sent_mut(position) {
             sent.id = id;
             sent.kind = kind;
         }
-        if self.chain.poisoned || failed {
+        if hollow {
             self.hollow(qp, position);
         } else if let Err(trouble) = build(self, head) {
             match trouble {
@@ -142,8 +156,8 @@ impl Verbs {
         let facts = facts(&self.slots, qp)?;
         let owner = Token::owner(head.token);
         let window = self.windows.get_mut(what.region).ok_or(fails)?;
-        if window.queued {
-            // The next chain can take it.
+        if window.chain == self.chain.number {
+            // The provider reads the key before it from `ibv_mw` when the chain is posted: the next one can take it.
             return Err(Trouble::Refused);
         }
         let before = unbound(&self.slots, window.binding, owner).ok_or(fails)?;
@@ -161,7 +175,6 @@ impl Verbs {
             return Err(fails);
         }
         let bind = Bind {
-            region: what.region,
             window: window.raw,
             memory: known.raw,
             key: what.key,
@@ -174,14 +187,14 @@ impl Verbs {
             owner,
             memory: known.index,
         };
+        window.settle();
+        window.chain = self.chain.number;
         let serial = window.change(what.key, live);
-        window.queued = true;
         self.note(
             qp,
             head,
             Change {
                 region: what.region,
-                register: true,
                 serial,
                 key_before,
                 before,
@@ -212,7 +225,6 @@ impl Verbs {
             head,
             Change {
                 region,
-                register: false,
                 serial,
                 key_before: key,
                 before: Binding::Live { owner, memory },
@@ -247,6 +259,7 @@ impl Verbs {
     #[cold]
     fn spoil(&mut self, qp: Qp, position: u32, status: Status) {
         self.chain.poisoned = true;
+        self.chain.most = 0;
         self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
             let token = slot.send_token(position);
@@ -258,35 +271,36 @@ impl Verbs {
         }
     }
 
-    /// Opens the chain for a queue pair, or finds it more room; whether there is any.
+    /// Opens the chain for a queue pair, or finds it more room.
     #[inline(never)]
-    fn open(&mut self, qp: Qp) -> bool {
-        let qp = qp.0;
+    fn open(&mut self, qp: Qp) -> Opened {
         let chain = &mut self.chain;
-        let slot = self.slots.get_mut(qp as usize);
-        if chain.qp != qp && chain.qp != u32::MAX {
+        let slot = self.slots.get_mut(qp.0 as usize);
+        if chain.qp != qp.0 && chain.qp != u32::MAX {
             // In the chain of another: its own doorbell will tell.
             if let Some(slot) = slot {
                 slot.stray = true;
             }
-            return false;
+            return Opened::Refused;
         }
-        chain.qp = qp;
-        if chain.refused {
-            return false;
-        }
-        // One that went astray was before this one.
-        if let Some(slot) = slot
-            && !slot.raw.is_null()
-            && !slot.stray
-        {
-            chain.most = chain.wrs.len().min(slot.room() as usize);
-        }
-        if chain.length >= chain.most {
+        chain.qp = qp.0;
+        let Some(slot) = slot.filter(|slot| !slot.raw.is_null()) else {
             chain.refuse();
-            return false;
+            return Opened::Refused;
+        };
+        let most = chain.wrs.len().min(slot.room() as usize);
+        // One that went astray was before this one.
+        if chain.refused || slot.stray || chain.length >= most {
+            chain.refuse();
+            return Opened::Refused;
         }
-        true
+        if chain.poisoned || slot.failed {
+            // Each comes here.
+            chain.most = 0;
+            return Opened::Hollow;
+        }
+        chain.most = most;
+        Opened::Plain
     }
 }
 
@@ -312,9 +326,6 @@ impl Verbs {
             return self.taken_in_part(qp, taken);
         }
         self.advance(qp, count);
-        for (_, region) in self.chain.registers() {
-            self.windows.accept(*region);
-        }
         self.chain.clear();
         Ok(())
     }
@@ -332,11 +343,6 @@ impl Verbs {
     #[cold]
     fn taken_in_part(&mut self, qp: Qp, taken: usize) -> Result<(), Rejected> {
         let (count, refused) = (self.chain.length, self.chain.refused);
-        for (at, region) in self.chain.registers() {
-            if *at < taken {
-                self.windows.accept(*region);
-            }
-        }
         if taken < count {
             self.withdraw(qp, taken);
             self.counts.cut = self.counts.cut.wrapping_add(1);

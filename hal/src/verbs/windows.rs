@@ -48,9 +48,8 @@ pub(super) struct Slot {
     pub(super) serial: u32,
     /// Changes before this one are void.
     pub(super) floor: u32,
-    /// A REGISTER of it is in the open chain: the provider reads the key before it from `ibv_mw`, so there can
-    /// be one per chain.
-    pub(super) queued: bool,
+    /// Number of the last chain that a REGISTER of it was in.
+    pub(super) chain: u64,
 }
 
 /// A change, as a work request notes it.
@@ -58,8 +57,6 @@ pub(super) struct Slot {
 pub(super) struct Change {
     /// Index of the window.
     pub(super) region: u32,
-    /// A REGISTER, or an INVALIDATE.
-    pub(super) register: bool,
     pub(super) serial: u32,
     pub(super) key_before: RKey,
     pub(super) before: Binding,
@@ -105,7 +102,7 @@ impl Windows {
             binding: Binding::Free,
             serial,
             floor: serial.wrapping_add(1),
-            queued: false,
+            chain: 0,
         };
         self.rebuild();
         Ok((Region(region), key))
@@ -114,6 +111,7 @@ impl Windows {
     /// Gives a window back, and what it may be bound to.
     pub(super) fn retire(&mut self, region: Region) -> Option<(Window, Binding)> {
         let slot = self.slots.get_mut(region.0 as usize)?;
+        slot.settle();
         let window = slot.window.take()?;
         let binding = slot.binding;
         slot.binding = Binding::Free;
@@ -152,24 +150,11 @@ impl Windows {
         None
     }
 
-    /// The device has taken the REGISTER that is queued for it: from now on its key is the device's.
-    #[inline]
-    pub(super) fn accept(&mut self, region: u32) {
-        if let Some(slot) = self.get_mut(region) {
-            slot.queued = false;
-            // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
-            unsafe { (*slot.raw).rkey = slot.key.0 };
-        }
-    }
-
     /// The device has not taken it: it never was. Called for the last change first.
     pub(super) fn withdraw(&mut self, change: &Change) {
         let Some(slot) = self.get_mut(change.region) else {
             return;
         };
-        if change.register {
-            slot.queued = false;
-        }
         if slot.serial == change.serial {
             slot.serial = slot.serial.wrapping_sub(1);
             slot.key = change.key_before;
@@ -190,8 +175,6 @@ impl Windows {
         slot.floor = slot.serial.wrapping_add(1);
         slot.key = change.key_before;
         slot.binding = change.before;
-        // SAFETY: as in `accept`.
-        unsafe { (*slot.raw).rkey = change.key_before.0 };
     }
 
     /// A message of the peer has killed this key.
@@ -232,6 +215,16 @@ impl Windows {
 }
 
 impl Slot {
+    /// Tells the library's window which key the device has by now: who registers it next starts from that one, a provider
+    /// when it is posted, and who it is given back to. No chain with a REGISTER of it is open.
+    #[inline]
+    pub(super) fn settle(&mut self) {
+        if !self.raw.is_null() {
+            // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
+            unsafe { (*self.raw).rkey = self.key.0 };
+        }
+    }
+
     /// The window goes to another binding. What it was is told by the serial number, with the key and the binding
     /// that the caller has seen.
     #[inline]
@@ -251,7 +244,7 @@ impl Slot {
             binding: Binding::Free,
             serial: 0,
             floor: 0,
-            queued: false,
+            chain: 0,
         }
     }
 }
