@@ -93,9 +93,14 @@ impl<A: Application> Control<A> {
             let domain = Domain::new(&device).map_err(rdma)?;
             let mut queues = Vec::new();
             for _ in 0..cores_of(node) {
-                queues.push(
-                    CompletionQueue::in_domain(&domain, needs.sizes.cqe, false).map_err(rdma)?,
-                );
+                let cq = CompletionQueue::in_domain(&domain, needs.sizes.cqe, false);
+                queues.push(cq.map_err(rdma)?);
+            }
+            let refused = queues.iter().map(|cq| cq.note(&device));
+            for note in refused.chain([domain.note()]).flatten() {
+                if !notes.contains(&note) {
+                    notes.push(note);
+                }
             }
             let settings = Settings {
                 local: Local {

@@ -74,7 +74,7 @@ pub enum DeviceError {
     #[error("this kernel offers no RDMA devices to user space ({0}): modprobe ib_uverbs")]
     NoKernel(io::Error),
     /// A call of the library failed.
-    #[error("{what} on device {device}: {source}{}", remedy(source))]
+    #[error("{what} on device {device}: {source}{}", remedy(what, source))]
     Call {
         /// Which.
         what: &'static str,
@@ -90,6 +90,26 @@ pub enum DeviceError {
         name: String,
         /// There.
         have: String,
+    },
+    /// There is no such port.
+    #[error("device {device} has no port {port}: {have} of them, counted from 1")]
+    NoPort {
+        /// Which device.
+        device: String,
+        /// Asked for.
+        port: u8,
+        /// How many there are.
+        have: u8,
+    },
+    /// A port that carries nothing.
+    #[error("port {port} of device {device} is not active: {remedy}")]
+    PortDown {
+        /// Which device.
+        device: String,
+        /// Which port.
+        port: u8,
+        /// What to do about it.
+        remedy: &'static str,
     },
     /// A port without an address.
     #[error(
@@ -123,10 +143,17 @@ pub enum DeviceError {
     },
 }
 
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
-        Some(libc::EPERM | libc::EACCES) => ": this needs access to /dev/infiniband/*",
+/// What to do about an error of the library.
+fn remedy(what: &str, error: &io::Error) -> &'static str {
+    match (what, error.raw_os_error()) {
+        ("ibv_create_qp", Some(libc::ENOMEM)) => {
+            ": ask for less (peer_credits), or raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)"
+        }
+        (_, Some(libc::ENOMEM)) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
+        (_, Some(libc::EPERM | libc::EACCES)) => ": this needs access to /dev/infiniband/*",
+        ("ibv_open_device", Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
+            ": there is no node of it in /dev/infiniband: modprobe ib_uverbs, and in a container pass the directory in"
+        }
         _ => "",
     }
 }

@@ -85,7 +85,7 @@ impl Verbs {
         findings: &Findings,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let trap = Trap::new(&Domain::new(device)?)?;
+        let trap = Trap::new(&Domain::of_memory(device)?)?;
         let message = device.port(1).map_or(1 << 31, |port| port.max_message);
         let capabilities = capabilities(device, findings, &limits);
         Ok(Self::of(
@@ -103,16 +103,17 @@ impl Verbs {
         trap: Trap,
         capabilities: Capabilities,
         quirks: Quirks,
-        limits: Limits,
+        mut limits: Limits,
         max_message: u32,
     ) -> Self {
+        limits.max_sge = limits.max_sge.max(1);
         let pairs = limits.queue_pairs.min(1 << 16) as usize;
         Self {
             windows: Windows::new(limits.windows as usize),
             slots: core::iter::repeat_with(|| Slot::empty(&limits))
                 .take(pairs)
                 .collect(),
-            chain: Chain::new(limits.send_wr as usize, limits.max_sge.max(1) as usize),
+            chain: Chain::new(limits.send_wr as usize, limits.max_sge as usize),
             memories: Memories::new(limits.memories as usize, max_message),
             trap,
             cq,
