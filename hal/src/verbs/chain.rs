@@ -17,9 +17,9 @@ pub(super) struct Chain {
     pieces: Box<[ibv_sge]>,
     stride: usize,
     pub(super) length: usize,
-    /// How long it may become, as far as is known; it is not open, or one was refused, if that is not more.
+    /// How long it may become at least; what is not known is 0.
     pub(super) most: usize,
-    /// Slot of the queue pair that it is of.
+    /// Slot of the queue pair that it is of, or was of last.
     pub(super) qp: u32,
     /// One was refused: none behind it is taken.
     pub(super) refused: bool,
@@ -134,6 +134,19 @@ impl Chain {
         let last = count.checked_sub(1).filter(|last| *last < self.wrs.len())?;
         // SAFETY: it is in the array.
         Some((first, unsafe { first.add(last) }))
+    }
+
+    /// All of it was taken. The next one is likely to be of the same queue pair.
+    #[inline]
+    pub(super) const fn begin_again(&mut self) {
+        let (qp, left) = (self.qp, self.most.saturating_sub(self.length));
+        self.clear();
+        (self.qp, self.most) = (qp, left);
+    }
+
+    /// One has been queued or refused, and not been rung for.
+    pub(super) const fn is_open(&self) -> bool {
+        self.length > 0 || self.refused
     }
 
     /// From now on none is taken.

@@ -176,6 +176,7 @@ impl Verbs {
                 }
                 Outcome::Failed(status) => {
                     slot.failed = true;
+                    self.chain.most = 0;
                     let _ = out.push(Completion::Failed { id, status });
                 }
                 // A receive is never one.
@@ -189,6 +190,7 @@ impl Verbs {
         slot.freed = next;
         if let Outcome::Failed(status) = decode(wc, false, self.invalidated) {
             slot.failed = true;
+            self.chain.most = 0;
             let status = self.explain(token, kind, status);
             let _ = out.push(Completion::Failed { id, status });
         } else if kind == Kind::Fails {
@@ -223,6 +225,7 @@ impl Verbs {
             return;
         };
         slot.failed = true;
+        self.chain.most = 0;
         if let Some(pair) = &slot.pair {
             pair.raw.fail();
         }
@@ -273,6 +276,7 @@ impl Nic for Verbs {
         {
             pair.raw.fail();
             slot.failed = true;
+            self.chain.most = 0;
         }
     }
 

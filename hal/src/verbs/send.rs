@@ -276,7 +276,7 @@ impl Verbs {
     fn open(&mut self, qp: Qp) -> Opened {
         let chain = &mut self.chain;
         let slot = self.slots.get_mut(qp.0 as usize);
-        if chain.qp != qp.0 && chain.qp != u32::MAX {
+        if chain.qp != qp.0 && chain.is_open() {
             // In the chain of another: its own doorbell will tell.
             if let Some(slot) = slot {
                 slot.stray = true;
@@ -326,7 +326,7 @@ impl Verbs {
             return self.taken_in_part(qp, taken);
         }
         self.advance(qp, count);
-        self.chain.clear();
+        self.chain.begin_again();
         Ok(())
     }
 

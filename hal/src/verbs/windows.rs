@@ -178,6 +178,8 @@ impl Windows {
     }
 
     /// A message of the peer has killed this key.
+    // Not inlined: its loads would be done for every poll.
+    #[inline(never)]
     pub(super) fn killed(&mut self, key: RKey) {
         if let Some(region) = self.find(key)
             && let Some(slot) = self.get_mut(region)
