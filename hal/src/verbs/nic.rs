@@ -288,19 +288,17 @@ impl Nic for Verbs {
             self.chain.clear();
         }
         let slot = self.slots.get_mut(qp.0 as usize)?;
-        for window in self.windows.iter_mut() {
-            let memory = match window.binding {
+        for (known, window) in self.windows.iter_mut() {
+            let memory = match known.binding {
                 Binding::Live { owner, memory } if owner == slot.owner => memory,
                 Binding::Dying { token, .. } if slot.is_done(token) => {
-                    window.binding = Binding::Free;
+                    known.binding = Binding::Free;
                     continue;
                 }
                 Binding::Dying { token, memory } if Token::owner(token) == slot.owner => memory,
                 _ => continue,
             };
-            if let (Some(window), Some(memory)) = (&mut window.window, self.memories.get(memory))
-                && let Some(pair) = &slot.pair
-            {
+            if let (Some(pair), Some(memory)) = (&slot.pair, self.memories.get(memory)) {
                 window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
             }
         }

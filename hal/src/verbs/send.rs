@@ -153,14 +153,15 @@ impl Verbs {
     #[inline]
     fn register(&mut self, qp: Qp, head: Head, what: &Registration) -> Result<(), Trouble> {
         let fails = Trouble::Fails(Status::Bind);
-        let facts = facts(&self.slots, qp)?;
-        let owner = Token::owner(head.token);
+        let slot = self.slots.get(qp.0 as usize).ok_or(Trouble::Refused)?;
+        let (facts, owner) = (&slot.facts, slot.owner);
         let window = self.windows.get_mut(what.region).ok_or(fails)?;
         if window.chain == self.chain.number {
             // The provider reads the key before it from `ibv_mw` when the chain is posted: the next one can take it.
             return Err(Trouble::Refused);
         }
-        let before = unbound(&self.slots, window.binding, owner).ok_or(fails)?;
+        let bound = window.binding;
+        let clear = unbound(&self.slots, bound, owner).ok_or(fails)?;
         let known = self.memories.find(what.piece, facts.pd).ok_or(fails)?;
         // A window has no local key, hence no right of ours.
         let rights = what.rights.difference(Rights::LOCAL_WRITE);
@@ -197,7 +198,7 @@ impl Verbs {
                 region: what.region,
                 serial,
                 key_before,
-                before,
+                before: if clear { Binding::Free } else { bound },
             },
         );
         Ok(())
@@ -206,12 +207,13 @@ impl Verbs {
     #[inline]
     fn invalidate(&mut self, qp: Qp, head: Head, key: RKey) -> Result<(), Trouble> {
         let fails = Trouble::Fails(Status::LocalOperation);
+        let slot = self.slots.get(qp.0 as usize).ok_or(Trouble::Refused)?;
         let region = self.windows.find(key).ok_or(fails)?;
         let window = self.windows.get_mut(region).ok_or(fails)?;
         let Binding::Live { owner, memory } = window.binding else {
             return Err(fails);
         };
-        if window.key != key || owner != Token::owner(head.token) {
+        if window.key != key || owner != slot.owner {
             return Err(fails);
         }
         self.chain.invalidate(head, key)?;
@@ -440,22 +442,20 @@ fn facts(slots: &[Slot], qp: Qp) -> Result<&Facts, Trouble> {
     Ok(&slot.facts)
 }
 
-/// What a window is bound to before a REGISTER of this queue pair may bind it: nothing, or something that goes before.
-/// `None`: something that may be live then.
+/// Whether a window is bound to nothing when a REGISTER of this queue pair comes, or (`false`) to something that goes before
+/// it; `None` for something that may be live then.
 #[inline]
-fn unbound(slots: &[Slot], binding: Binding, owner: u64) -> Option<Binding> {
+fn unbound(slots: &[Slot], binding: Binding, owner: u64) -> Option<bool> {
     match binding {
-        Binding::Free => Some(Binding::Free),
+        Binding::Free => Some(true),
         Binding::Live { .. } => None,
-        Binding::Dying { token, memory } => {
+        Binding::Dying { token, .. } => {
             let slot = slots.get(Token::slot(token));
             if slot.is_some_and(|slot| slot.is_done(token)) {
-                Some(Binding::Free)
-            } else if Token::owner(token) == owner {
-                // Its INVALIDATE goes before on the same queue.
-                Some(Binding::Dying { token, memory })
+                Some(true)
             } else {
-                None
+                // Its INVALIDATE goes before on the same queue.
+                (Token::owner(token) == owner).then_some(false)
             }
         }
     }

@@ -34,10 +34,10 @@ pub(super) enum Binding {
     },
 }
 
-/// Room for one window.
+/// What is known of a window. A line each.
+#[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) window: Option<Window>,
     /// Of the window; null without one.
     pub(super) raw: *mut ibv_mw,
     pub(super) pd: usize,
@@ -66,6 +66,8 @@ pub(super) struct Change {
 #[derive(Debug)]
 pub(super) struct Windows {
     slots: Box<[Slot]>,
+    /// The windows themselves, in the same places.
+    held: Box<[Option<Window>]>,
     /// From the index of a key to a slot: open addressing, at most half full.
     places: Box<[u32]>,
     shift: u32,
@@ -76,6 +78,7 @@ impl Windows {
         let places = most.saturating_mul(2).next_power_of_two().max(4);
         Self {
             slots: core::iter::repeat_with(Slot::empty).take(most).collect(),
+            held: core::iter::repeat_with(|| None).take(most).collect(),
             places: vec![NONE; places].into_boxed_slice(),
             shift: u32::BITS - places.trailing_zeros(),
         }
@@ -83,19 +86,23 @@ impl Windows {
 
     /// Takes a window over.
     pub(super) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
-        let Some(at) = self.slots.iter().position(|slot| slot.window.is_none()) else {
+        let Some(at) = self.held.iter().position(Option::is_none) else {
             return Err(window);
         };
         let (key, raw, pd) = (window.key(), window.raw(), window.domain());
         if window.is_held() || self.find(key).is_some() {
             return Err(window);
         }
-        let (Some(slot), Ok(region)) = (self.slots.get_mut(at), u32::try_from(at)) else {
+        let (Some(slot), Some(held), Ok(region)) = (
+            self.slots.get_mut(at),
+            self.held.get_mut(at),
+            u32::try_from(at),
+        ) else {
             return Err(window);
         };
+        *held = Some(window);
         let serial = slot.serial.wrapping_add(1);
         *slot = Slot {
-            window: Some(window),
             raw,
             pd,
             key,
@@ -112,7 +119,7 @@ impl Windows {
     pub(super) fn retire(&mut self, region: Region) -> Option<(Window, Binding)> {
         let slot = self.slots.get_mut(region.0 as usize)?;
         slot.settle();
-        let window = slot.window.take()?;
+        let window = self.held.get_mut(region.0 as usize)?.take()?;
         let binding = slot.binding;
         slot.binding = Binding::Free;
         slot.raw = core::ptr::null_mut();
@@ -130,8 +137,11 @@ impl Windows {
             .filter(|slot| !slot.raw.is_null())
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
-        self.slots.iter_mut().filter(|slot| slot.window.is_some())
+    /// All of them, and what is known of each.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&mut Slot, &mut Window)> {
+        let held = self.held.iter_mut();
+        let both = self.slots.iter_mut().zip(held);
+        both.filter_map(|(slot, held)| Some((slot, held.as_mut()?)))
     }
 
     /// The window whose keys have the index of this one.
@@ -201,7 +211,7 @@ impl Windows {
         self.places.fill(NONE);
         let mask = self.places.len().wrapping_sub(1);
         for region in 0..self.slots.len() {
-            let Some(slot) = self.slots.get(region).filter(|slot| slot.window.is_some()) else {
+            let Some(slot) = self.slots.get(region).filter(|slot| !slot.raw.is_null()) else {
                 continue;
             };
             let mut at = self.place(slot.key);
@@ -239,7 +249,6 @@ impl Slot {
 
     const fn empty() -> Self {
         Self {
-            window: None,
             raw: core::ptr::null_mut(),
             pd: 0,
             key: RKey(0),
