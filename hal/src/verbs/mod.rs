@@ -121,6 +121,14 @@ pub enum DeviceError {
         /// Which port.
         port: u8,
     },
+    /// A completion queue of another device, or one without a lock that was made for another thread.
+    #[error(
+        "a queue pair of device {device} cannot report to this completion queue: make both with the same domain"
+    )]
+    Mixed {
+        /// Of the queue pair.
+        device: String,
+    },
     /// More than the device has.
     #[error("{what}: {asked} were asked for, and device {device} has {most}")]
     TooMany {

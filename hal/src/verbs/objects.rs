@@ -70,22 +70,34 @@ pub struct CompletionQueue {
 }
 
 impl Domain {
-    /// A new one.
+    /// A new one. One thread posts to the queue pairs that are made with it; see
+    /// [`for_another_thread`](Self::for_another_thread).
     ///
     /// # Errors
     /// As the library says.
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
-        let base = Self::base(device)?;
+        Ok(Self::over(device, Self::base(device)?))
+    }
+
+    fn over(device: &Device, base: Arc<Pd>) -> Self {
         let (queues, refusal) = match Self::without_locks(&base) {
             Ok(queues) => (queues, None),
             Err(refusal) => (Arc::clone(&base), refusal.worth_telling()),
         };
-        Ok(Self {
+        Self {
             device: device.clone(),
             base,
             queues,
             refusal,
-        })
+        }
+    }
+
+    /// The same protection domain for the queue pairs of another thread. Those of one thread domain share a doorbell
+    /// register that is written without a lock (mlx5), so that each thread that posts has to have its own
+    /// (`ibv_alloc_td(3)`). Memory and windows of the one are those of the other.
+    #[must_use]
+    pub fn for_another_thread(&self) -> Self {
+        Self::over(&self.device, Arc::clone(&self.base))
     }
 
     /// One that no queue pair is made in.
@@ -319,8 +331,12 @@ impl CompletionQueue {
         Self::create(device, None, entries, notify)
     }
 
-    /// The same for queue pairs of this domain alone. Where the provider has [thread domains](Domain::has_thread_domain)
-    /// it is told that one thread polls, so that it takes no lock for that either (`ibv_create_cq_ex(3)`,
+    /// The same for queue pairs of this domain alone, and for **one thread alone**: the one that polls is also the one that
+    /// resets and destroys them. Either walks through the completion queue (mlx5 `mlx5_cq_clean`), and mlx5 aborts the
+    /// process when it finds another thread there. Who destroys elsewhere, as a control thread does, takes
+    /// [`new`](Self::new), whose lock nobody else wants as a rule.
+    ///
+    /// Where the provider has [thread domains](Domain::has_thread_domain) it takes no lock then (`ibv_create_cq_ex(3)`,
     /// IBV_CREATE_CQ_ATTR_SINGLE_THREADED and the parent domain); where it does not want that, it is a queue as any other.
     ///
     /// # Errors

@@ -77,7 +77,8 @@ impl QueuePair {
     /// A new one, in RESET, that reports to this completion queue.
     ///
     /// # Errors
-    /// When the device is too small for it, and as the library says.
+    /// When the device is too small for it, when domain and completion queue do not belong together, and as the library
+    /// says.
     pub fn new(
         domain: &Domain,
         cq: &CompletionQueue,
@@ -85,6 +86,13 @@ impl QueuePair {
     ) -> Result<Self, DeviceError> {
         shape.max_sge = shape.max_sge.max(1);
         let device = &domain.device;
+        let elsewhere = !Arc::ptr_eq(device.context(), &cq.raw.context);
+        let unlocked = cq.raw.pd.as_ref();
+        if elsewhere || unlocked.is_some_and(|pd| !Arc::ptr_eq(pd, &domain.queues)) {
+            return Err(DeviceError::Mixed {
+                device: device.name().to_owned(),
+            });
+        }
         let attr = device.attributes();
         for (what, asked, most) in [
             (

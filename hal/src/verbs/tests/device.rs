@@ -107,6 +107,65 @@ fn a_core_without_locks_posts_and_polls() {
     assert_eq!(nic.counts().spoiled, 0);
 }
 
+/// Those of one thread domain share a doorbell register that nobody locks.
+#[test]
+fn each_thread_that_posts_has_a_thread_domain_of_its_own_over_the_same_memory() {
+    let (device, stub) = Stub::open(lock_free()).unwrap();
+    let first = Domain::new(&device).unwrap();
+    let second = first.for_another_thread();
+    let base = first.base.raw.addr();
+    assert_ne!(first.queues.raw, second.queues.raw);
+    assert_ne!(first.queues.td, second.queues.td);
+    assert_eq!(first.base.raw, second.base.raw);
+    assert_eq!(first.queues.id(), second.queues.id());
+    let made = stub.made();
+    assert_eq!(
+        calls(&made),
+        [
+            "alloc_pd",
+            "alloc_td",
+            "alloc_parent_domain",
+            "alloc_td",
+            "alloc_parent_domain"
+        ]
+    );
+    assert_eq!(made[4].domain, base);
+    // A queue pair of the one may not report to the other's queue, which nobody locks, and may to one with a lock.
+    let own = CompletionQueue::in_domain(&first, 64, false).unwrap();
+    let error = QueuePair::new(&second, &own, SHAPE).unwrap_err();
+    assert!(matches!(error, DeviceError::Mixed { .. }), "{error}");
+    QueuePair::new(&first, &own, SHAPE).unwrap();
+    let locked = CompletionQueue::new(&device, 64, false).unwrap();
+    for domain in [&first, &second] {
+        QueuePair::new(domain, &locked, SHAPE).unwrap();
+    }
+    drop((own, locked, first, second));
+    let order = stub.destroyed();
+    let last = order.last_chunk::<5>().unwrap();
+    assert_eq!(
+        last,
+        &[
+            "dealloc_parent_domain",
+            "dealloc_td",
+            "dealloc_parent_domain",
+            "dealloc_td",
+            "dealloc_pd"
+        ]
+    );
+}
+
+/// Handed to a provider, an object of another device is an object of its own.
+#[test]
+fn a_completion_queue_of_another_device_is_refused() {
+    let (one, _first) = Stub::open(lock_free()).unwrap();
+    let (other, second) = Stub::open(lock_free()).unwrap();
+    let domain = Domain::new(&one).unwrap();
+    let cq = CompletionQueue::new(&other, 64, false).unwrap();
+    let error = QueuePair::new(&domain, &cq, SHAPE).unwrap_err();
+    assert!(error.to_string().contains("device stub0"), "{error}");
+    assert_eq!(second.asked("create_qp"), 0);
+}
+
 /// Queue pair, completion queue, parent domain, thread domain, protection domain (`ibv_alloc_parent_domain(3)`), whoever
 /// lets go first.
 #[test]
