@@ -4,9 +4,9 @@ use o2poll_dataplane::nic::{
     Completion, Nic, RKey, ReceiveQueue, Rejected, Remote, Rights, SendWr, Sge, WrId,
 };
 use rdma_core_sys::types::{
-    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_GRH, IBV_WC_RECV, IBV_WC_RECV_RDMA_WITH_IMM,
-    IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WR_BIND_MW, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND,
-    IBV_WR_SEND_WITH_INV, ibv_wc,
+    IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WC_GRH, IBV_WC_MW_BIND_ERR, IBV_WC_RECV,
+    IBV_WC_RECV_RDMA_WITH_IMM, IBV_WC_WITH_IMM, IBV_WC_WITH_INV, IBV_WR_BIND_MW,
+    IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV, ibv_wc,
 };
 
 use super::{START, World};
@@ -115,29 +115,31 @@ fn immediate_data_arrives_with_the_length_that_was_written() {
 /// The same word is the one or the other: a number that happens to be a key of ours kills nothing.
 #[test]
 fn immediate_data_that_looks_like_a_key_of_ours_kills_nothing() {
-    let mut world = World::with(Quirks::empty());
-    let (region, first) = world.window();
-    let key = first.rotated();
-    world.finish(world.register(region, key));
-    let mut wc = ibv_wc {
-        wr_id: receive(&mut world, 8),
-        opcode: IBV_WC_RECV_RDMA_WITH_IMM,
-        wc_flags: IBV_WC_WITH_IMM,
-        ..Default::default()
-    };
-    wc.__bindgen_anon_1.imm_data = key.0.to_be();
-    world.stub.complete_as(wc);
-    let [
-        Completion::Received {
-            imm, invalidated, ..
-        },
-    ] = world.poll()[..]
-    else {
-        panic!("one receive");
-    };
-    assert_eq!((imm, invalidated), (Some(key.0), None));
-    // It is live, so that it can be invalidated and not be bound again.
-    world.finish(SendWr::Invalidate { key });
+    for flags in [IBV_WC_WITH_IMM, IBV_WC_WITH_IMM | IBV_WC_WITH_INV] {
+        let mut world = World::with(Quirks::empty());
+        let (region, first) = world.window();
+        let key = first.rotated();
+        world.finish(world.register(region, key));
+        let mut wc = ibv_wc {
+            wr_id: receive(&mut world, 8),
+            opcode: IBV_WC_RECV_RDMA_WITH_IMM,
+            wc_flags: flags,
+            ..Default::default()
+        };
+        wc.__bindgen_anon_1.imm_data = key.0;
+        world.stub.complete_as(wc);
+        let [
+            Completion::Received {
+                imm, invalidated, ..
+            },
+        ] = world.poll()[..]
+        else {
+            panic!("one receive");
+        };
+        assert_eq!((imm, invalidated), (Some(u32::from_be(key.0)), None));
+        // It is live, so that it can be invalidated and not be bound again.
+        world.finish(SendWr::Invalidate { key });
+    }
 }
 
 #[test]
@@ -267,6 +269,36 @@ fn a_window_that_came_back_bound_is_not_adopted_again() {
     let window = world.nic.retire_window(region).unwrap();
     assert_eq!(window.key(), key);
     assert_eq!(world.nic.adopt_window(window).unwrap(), (region, key));
+}
+
+/// The library's `ibv_mw` has the key that the device has, whatever became of the last registration.
+#[test]
+fn a_window_that_is_given_back_says_which_key_the_device_has() {
+    // Taken, not taken, taken and failed.
+    for case in 0..3 {
+        let mut world = World::new();
+        let (region, first) = world.window();
+        let key = first.rotated();
+        let wr = world.register(region, key);
+        if case == 1 {
+            world.stub.take(Some(0));
+            world.queue(1, true, wr);
+            assert!(
+                world.nic.retire_window(region).is_none(),
+                "it is in the open chain"
+            );
+            assert_eq!(world.ring(), Err(Rejected { accepted: 0 }));
+        } else {
+            let posted = world.run(1, wr);
+            if case == 2 {
+                world.stub.complete(posted.wr_id, IBV_WC_MW_BIND_ERR);
+                assert_eq!(world.poll().len(), 1);
+            }
+        }
+        let window = world.nic.retire_window(region).unwrap();
+        let wanted = if case == 0 { key } else { first };
+        assert_eq!(window.key(), wanted, "{case}");
+    }
 }
 
 /// Room that a poll made while a chain was open can be used by it.
