@@ -119,11 +119,10 @@ impl Verbs {
         kind: Kind,
         build: impl FnOnce(&mut Self, Head) -> Result<(), Trouble>,
     ) {
-        let mut hollow = false;
         if self.chain.qp != qp.0 || self.chain.length >= self.chain.most {
             match self.open(qp) {
                 Opened::Plain => {}
-                Opened::Hollow => hollow = true,
+                Opened::Hollow => return self.hollow(qp, id),
                 Opened::Refused => return,
             }
         }
@@ -139,9 +138,7 @@ impl Verbs {
             sent.id = id;
             sent.kind = kind;
         }
-        if hollow {
-            self.hollow(qp, position);
-        } else if let Err(trouble) = build(self, head) {
+        if let Err(trouble) = build(self, head) {
             match trouble {
                 Trouble::Fails(status) => self.spoil(qp, position, status),
                 Trouble::Refused => return self.chain.refuse(),
@@ -247,13 +244,15 @@ impl Verbs {
 
     /// One that is only flushed goes in place of any other.
     #[cold]
-    fn hollow(&mut self, qp: Qp, position: u32) {
+    fn hollow(&mut self, qp: Qp, id: WrId) {
+        let at = self.chain.length;
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
-            let token = slot.send_token(position);
-            self.chain.hollow(self.chain.length, token);
+            let position = slot.position_of(at);
+            self.chain.hollow(at, slot.send_token(position));
             if let Some(sent) = slot.sent_mut(position) {
-                sent.kind = Kind::Plain;
+                (sent.id, sent.kind) = (id, Kind::Plain);
             }
+            self.chain.length = at.wrapping_add(1);
         }
     }
 
@@ -433,6 +432,8 @@ impl Verbs {
             }
         }
         self.chain.forget_changes();
+        // What comes next is looked at anew.
+        self.chain.most = 0;
     }
 }
 
