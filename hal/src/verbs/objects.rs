@@ -377,6 +377,15 @@ impl CompletionQueue {
         notify: bool,
     ) -> Result<Self, DeviceError> {
         let context = device.context();
+        let most = u32::try_from(device.attributes().max_cqe).unwrap_or(0);
+        if entries > most {
+            return Err(DeviceError::TooMany {
+                what: "entries of a completion queue",
+                asked: entries,
+                most,
+                device: device.name().to_owned(),
+            });
+        }
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {
             // SAFETY: the context is open.

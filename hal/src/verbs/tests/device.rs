@@ -431,6 +431,44 @@ fn memory_and_queues_that_cannot_be_had_are_named_with_the_remedy() {
     assert!(error.to_string().contains("peer_credits"), "{error}");
 }
 
+/// Larger than the device says that it can be, nothing is asked for.
+#[test]
+fn queues_that_are_larger_than_the_device_are_told_with_what_it_has() {
+    let (device, stub) = Stub::open(lock_free()).unwrap();
+    let domain = Domain::new(&device).unwrap();
+    let most = u32::try_from(device.attributes().max_cqe).unwrap();
+    let cq = CompletionQueue::new(&device, most, false).unwrap();
+    let mut told = vec![
+        CompletionQueue::new(&device, most + 1, false).unwrap_err(),
+        CompletionQueue::in_domain(&domain, u32::MAX, false).unwrap_err(),
+    ];
+    for shape in [
+        Shape {
+            send_depth: (1 << 15) + 1,
+            ..SHAPE
+        },
+        Shape {
+            recv_depth: u32::MAX,
+            ..SHAPE
+        },
+        Shape {
+            max_sge: 31,
+            ..SHAPE
+        },
+    ] {
+        told.push(QueuePair::new(&domain, &cq, shape).unwrap_err());
+    }
+    for error in told {
+        assert!(matches!(error, DeviceError::TooMany { .. }), "{error}");
+        let text = error.to_string();
+        assert!(
+            text.contains("were asked for, and device stub0 has"),
+            "{text}"
+        );
+    }
+    assert_eq!(stub.asked("create_cq") + stub.asked("create_qp"), 1);
+}
+
 #[test]
 fn a_port_that_carries_nothing_is_named_before_anything_is_tried_over_it() {
     for (link_layer, remedy) in [
