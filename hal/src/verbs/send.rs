@@ -6,9 +6,9 @@ use o2poll_dataplane::nic::{Qp, RKey, Rejected, Remote, Rights, Sge, Status, WrI
 use rdma_core_sys::inline::ibv_post_send;
 use rdma_core_sys::types::{ibv_qp, ibv_send_wr};
 
-use super::chain::{Bind, Facts, Head, Trouble};
+use super::chain::{Bind, Chain, Facts, Head, Trouble};
 use super::decode::Token;
-use super::nic::Verbs;
+use super::nic::{Counts, Verbs};
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
 
@@ -185,7 +185,8 @@ impl Verbs {
             owner,
             memory: known.index,
         };
-        window.settle();
+        // SAFETY: it holds a window, or it would not have been found.
+        unsafe { window.settle() };
         window.chain = self.chain.number;
         let serial = window.change(what.key, live);
         self.note(
@@ -310,37 +311,42 @@ impl Verbs {
     /// [`Nic::doorbell`](o2poll_dataplane::nic::Nic::doorbell).
     #[inline]
     pub(super) fn ring(&mut self, qp: Qp) -> Result<(), Rejected> {
-        let count = self.chain.length;
-        let Some(slot) = self
-            .slots
+        let Self {
+            slots,
+            chain,
+            counts,
+            ..
+        } = self;
+        let count = chain.length;
+        let Some(slot) = slots
             .get_mut(qp.0 as usize)
-            .filter(|_| count > 0 && self.chain.qp == qp.0)
+            .filter(|_| count > 0 && chain.qp == qp.0)
         else {
             return self.ring_for_nothing(qp);
         };
-        let raw = slot.raw;
         if slot.failed {
-            self.give_up(qp);
+            return self.ring_in_vain(qp);
         }
-        let taken = self.post(raw, count);
-        if taken < count || self.chain.poisoned || self.chain.refused {
+        let taken = post(chain, counts, slot.raw);
+        if taken < count || chain.poisoned || chain.refused {
             return self.taken_in_part(qp, taken);
         }
-        self.advance(qp, count);
-        self.chain.begin_again();
+        slot.tail = slot.position_of(count);
+        counts.work_requests = counts.work_requests.wrapping_add(count as u64);
+        chain.begin_again();
         Ok(())
     }
 
-    /// The device took the first `taken` of the chain.
-    #[inline]
-    fn advance(&mut self, qp: Qp, taken: usize) {
-        self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
-        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
-            slot.tail = slot.position_of(taken);
-        }
+    /// The queue pair failed while the chain was open, or before.
+    #[cold]
+    fn ring_in_vain(&mut self, qp: Qp) -> Result<(), Rejected> {
+        self.give_up(qp);
+        let raw = self.slots.get(qp.0 as usize).map(|slot| slot.raw);
+        let taken = raw.map_or(0, |raw| post(&mut self.chain, &mut self.counts, raw));
+        self.taken_in_part(qp, taken)
     }
 
-    /// The same where not all were taken that came, or not as they came.
+    /// The device took the first `taken` of the chain: not all that came, or not as they came.
     #[cold]
     fn taken_in_part(&mut self, qp: Qp, taken: usize) -> Result<(), Rejected> {
         let (count, refused) = (self.chain.length, self.chain.refused);
@@ -351,8 +357,9 @@ impl Verbs {
         if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
             // One that fails for certain is in it, or one that cannot be: later ones are only flushed.
             slot.failed |= self.chain.poisoned && (taken == count || slot.has_verdict(taken));
+            slot.tail = slot.position_of(taken);
         }
-        self.advance(qp, taken);
+        self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
         self.chain.clear();
         if refused || taken < count {
             let accepted = u32::try_from(taken).unwrap_or(u32::MAX);
@@ -375,33 +382,6 @@ impl Verbs {
             return Err(Rejected { accepted: 0 });
         }
         Ok(())
-    }
-
-    /// Hands `count` requests over: how many were taken.
-    #[inline]
-    fn post(&mut self, raw: *mut ibv_qp, count: usize) -> usize {
-        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
-        let Some((first, last)) = self.chain.ends(count) else {
-            return 0;
-        };
-        let mut bad: *mut ibv_send_wr = null_mut();
-        // SAFETY: both are requests of the chain, linked from the first to the last, and nothing else refers to them;
-        // with the link after the last taken out they end in null. The queue pair is held by its slot, and the requests
-        // name memory and windows that this value holds. The library reads them and returns.
-        let failed = unsafe {
-            let next = core::mem::replace(&mut (*last).next, null_mut());
-            let failed = ibv_post_send(raw, first, &mut bad);
-            (*last).next = next;
-            failed
-        };
-        if failed == 0 || bad.is_null() {
-            // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
-            return count;
-        }
-        let offset = bad.addr().wrapping_sub(first.addr());
-        let taken = offset / size_of::<ibv_send_wr>();
-        // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
-        if taken < count { taken } else { 0 }
     }
 
     /// Those of the chain from `from` on never were.
@@ -432,9 +412,35 @@ impl Verbs {
             }
         }
         self.chain.forget_changes();
-        // What comes next is looked at anew.
-        self.chain.most = 0;
     }
+}
+
+/// Hands the chain over: how many of its requests were taken. The queue pair is alive.
+#[inline]
+fn post(chain: &mut Chain, counts: &mut Counts, raw: *mut ibv_qp) -> usize {
+    counts.doorbells = counts.doorbells.wrapping_add(1);
+    let count = chain.length;
+    let Some((first, last)) = chain.ends(count) else {
+        return 0;
+    };
+    let mut bad: *mut ibv_send_wr = null_mut();
+    // SAFETY: both are requests of the chain, linked from the first to the last, and nothing else refers to them; with the
+    // link after the last taken out they end in null. The queue pair is held by its slot, and the requests name memory and
+    // windows that the device value holds. The library reads them and returns.
+    let failed = unsafe {
+        let next = core::mem::replace(&mut (*last).next, null_mut());
+        let failed = ibv_post_send(raw, first, &mut bad);
+        (*last).next = next;
+        failed
+    };
+    if failed == 0 || bad.is_null() {
+        // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
+        return count;
+    }
+    let offset = bad.addr().wrapping_sub(first.addr());
+    let taken = offset / size_of::<ibv_send_wr>();
+    // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
+    if taken < count { taken } else { 0 }
 }
 
 #[inline]

@@ -118,8 +118,9 @@ impl Windows {
     /// Gives a window back, and what it may be bound to.
     pub(super) fn retire(&mut self, region: Region) -> Option<(Window, Binding)> {
         let slot = self.slots.get_mut(region.0 as usize)?;
-        slot.settle();
         let window = self.held.get_mut(region.0 as usize)?.take()?;
+        // SAFETY: it has just been held.
+        unsafe { slot.settle() };
         let binding = slot.binding;
         slot.binding = Binding::Free;
         slot.raw = core::ptr::null_mut();
@@ -229,12 +230,13 @@ impl Windows {
 impl Slot {
     /// Tells the library's window which key the device has by now: who registers it next starts from that one, a provider
     /// when it is posted, and who it is given back to. No chain with a REGISTER of it is open.
+    ///
+    /// # Safety
+    /// It holds a window.
     #[inline]
-    pub(super) fn settle(&mut self) {
-        if !self.raw.is_null() {
-            // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
-            unsafe { (*self.raw).rkey = self.key.0 };
-        }
+    pub(super) unsafe fn settle(&mut self) {
+        // SAFETY: as the caller says, so that its `ibv_mw` is alive, and no one else has it.
+        unsafe { (*self.raw).rkey = self.key.0 };
     }
 
     /// The window goes to another binding. What it was is told by the serial number, with the key and the binding
