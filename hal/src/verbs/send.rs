@@ -318,11 +318,11 @@ impl Verbs {
             ..
         } = self;
         let count = chain.length;
-        let Some(slot) = slots
-            .get_mut(qp.0 as usize)
-            .filter(|_| count > 0 && chain.qp == qp.0)
-        else {
+        if count == 0 || chain.qp != qp.0 {
             return self.ring_for_nothing(qp);
+        }
+        let Some(slot) = slots.get_mut(qp.0 as usize) else {
+            return Ok(());
         };
         if slot.failed {
             return self.ring_in_vain(qp);
