@@ -245,7 +245,8 @@ fn soft(mut section: Section<'_>, replacement: Option<SoftProfile>) -> Option<At
     let max_send_wr = limit("max_send_wr", 16..=65_536);
     let max_recv_wr = limit("max_recv_wr", 4..=65_536);
     let max_cqe = limit("max_cqe", 16..=4_194_304);
-    let max_windows = limit("max_windows", 1..=1_048_576);
+    // One for each direction at least: the GETs of two nodes could hold the only window of each while their PUTs wait for it.
+    let max_windows = limit("max_windows", 2..=1_048_576);
     let max_qp = limit("max_qp", 1..=1_048_576);
     let granted_send_wr = limit("granted_send_wr", 16..=65_536);
     section.finish(|key| match key {
