@@ -15,6 +15,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use o2poll_config::{Config, Idle, Machine};
+use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Local;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::{self, Clock};
@@ -264,12 +265,14 @@ fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
     // On rxe a peer's SEND_WITH_INV of a dead key crashes the kernel: nobody is invited to send one.
     capabilities.remote_invalidate =
         findings.remote_invalidate && !device.quirks().contains(Quirks::RXE);
-    let windows = if findings.windows {
-        most(attributes.max_mw)
+    // What the driver has, whatever else a card could do.
+    (capabilities.mechanisms, capabilities.max_windows) = if findings.windows {
+        (Mechanisms::WINDOW, most(attributes.max_mw))
     } else {
-        0
+        (Mechanisms::empty(), 0)
     };
-    capabilities.max_windows = windows;
+    capabilities.region_lkey = false;
+    let windows = capabilities.max_windows;
     (profile, windows)
 }
 

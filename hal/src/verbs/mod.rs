@@ -36,6 +36,8 @@
 
 use std::io;
 
+use crate::arena::Size;
+
 mod chain;
 pub mod cm;
 mod decode;
@@ -76,6 +78,19 @@ pub enum DeviceError {
     Call {
         /// Which.
         what: &'static str,
+        /// On which device.
+        device: String,
+        /// As the library says.
+        source: io::Error,
+    },
+    /// Memory that could not be registered. All that a process has registered counts against its limit of locked
+    /// memory, unless it has CAP_IPC_LOCK.
+    #[error("ibv_reg_mr of {} on device {device}: {source}{}", Size(*bytes), unlock(source, *bytes, *limit))]
+    Register {
+        /// How much was to be registered.
+        bytes: usize,
+        /// The limit of locked memory (`RLIMIT_MEMLOCK`) in bytes, if there is one.
+        limit: Option<usize>,
         /// On which device.
         device: String,
         /// As the library says.
@@ -126,6 +141,20 @@ fn remedy(error: &io::Error) -> &'static str {
         Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
         Some(libc::EPERM | libc::EACCES) => ": this needs access to /dev/infiniband/*",
         _ => "",
+    }
+}
+
+/// What to do about memory that cannot be registered.
+fn unlock(error: &io::Error, bytes: usize, limit: Option<usize>) -> String {
+    match (error.raw_os_error(), limit) {
+        (Some(libc::ENOMEM), Some(limit)) => format!(
+            ": the limit of locked memory is {} for all that is registered: raise it with `ulimit -l {}`, memlock \
+             in limits.conf(5) or LimitMEMLOCK= in the unit, or give the program CAP_IPC_LOCK",
+            Size(limit),
+            // What else is registered fits into the limit.
+            bytes.saturating_add(limit).div_ceil(1024)
+        ),
+        _ => remedy(error).to_owned(),
     }
 }
 
