@@ -119,7 +119,8 @@ impl<A: Application> Control<A> {
                 },
                 core: needs.shape,
                 connections: needs.shape.connections,
-                patience: config.tunables.timeout,
+                patience: patience(config),
+                timeout: config.tunables.timeout,
             };
             let cores = queues.iter().map(|cq| (domain.clone(), cq.clone()));
             let mut manager = Manager::new(&device, cores.collect(), settings).map_err(rdma)?;
@@ -276,9 +277,17 @@ fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
     (profile, windows)
 }
 
+/// For an attempt to connect. A kernel's connection manager sends a REQ or REP that was lost again after some six seconds: an
+/// attempt that ends before gains nothing by it.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.tunables.timeout.max(PATIENCE)
+}
+
 fn rdma(error: impl core::fmt::Display) -> NodeError {
     NodeError::Rdma(error.to_string())
 }
 
+/// Three REQs.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Pieces of one work request: more cost room in every queue.
 const MOST_SGE: u32 = 8;

@@ -149,8 +149,8 @@ pub(crate) const CASES: &[Case] = &[
             guests: 2,
             limit: Duration::from_secs(600),
         },
-        says: "a cut of 5 s costs time only; a longer one, or a peer that restarts, ends transfers with an error that has a \
-               name, and whoever lives serves and asks again",
+        says: "a cable that is cut for 5 s or for longer, or a peer that restarts, costs at most transfers, which end with an \
+               error that has a name; data flows again between the same processes, and no key is left over",
         routine: false,
         programs: &[&O2POLL],
         tshark: false,
