@@ -66,7 +66,7 @@ card() {
 }
 
 # Two guests on one wire: rxe0 over CARD, or where it is "bridged", in guest a, over one end of a veth pair whose
-# other end is bridged with CARD: then CARD can be set down and rxe0 keeps its routes, as with a cable that is cut
+# other end is bridged with CARD: then br0 can be set down and rxe0 keeps its routes, as with a cable that is cut
 # further away. Guest a is 10.9.0.1, b is 10.9.0.2; they wait for each other. A frame has room for a whole message of
 # o2iblnd.
 two_guests() {
