@@ -7,7 +7,7 @@
 //! [`WATCH`], compares both ways once in [`PERIOD`] copies and as soon as the cost has changed, and uses what
 //! took less time for the others.
 //!
-//! The device copies in slices of 64 KiB at most, so the length here is a slice's, never a transfer's.
+//! The device copies in slices of 256 KiB at most, so the length here is a slice's, never a transfer's.
 #![allow(unsafe_code)]
 
 use o2poll_dataplane::memory::Copier;
@@ -193,11 +193,11 @@ impl Choice {
                 // A change has to be worth it.
                 if other < chosen - chosen / 16 {
                     self.stream = !self.stream;
-                    self.period = WATCH;
+                    self.period = AGAIN;
                 } else {
                     // Confirmed: the next time can be later. A wrong copy costs more than itself, by what
                     // it leaves in the caches and what not.
-                    self.period = (self.period * 2).min(self.longest);
+                    self.period = (self.period * 2).clamp(AGAIN, self.longest);
                 }
                 WATCH
             }
@@ -276,7 +276,16 @@ mod x86 {
 
     std::thread_local! {
         static CHOICES: [Class; CLASSES] = const {
-            [const { Class::new(PERIOD, RUN_UP) }; CLASSES]
+            let [a, b, c, d, e, f, g] = RUN_UP;
+            [
+                Class::new(PERIOD, a),
+                Class::new(PERIOD, b),
+                Class::new(PERIOD, c),
+                Class::new(PERIOD, d),
+                Class::new(PERIOD, e),
+                Class::new(PERIOD, f),
+                Class::new(PERIOD, g),
+            ]
         };
     }
 
@@ -480,8 +489,13 @@ pub const STREAM_FROM: usize = 4096;
 /// Where nothing changes, both ways are compared once in so many copies.
 pub const PERIOD: u32 = 16_384;
 
-/// Copies of one way before it is timed: of 64 KiB as many as push what the other way has left out of most caches.
-const RUN_UP: u32 = 256;
+/// Copies between two comparisons at least, unless the cost has changed: one takes [`RUN_UP`] of each way, and half of
+/// these are by the worse.
+const AGAIN: u32 = 4096;
+
+/// Copies of one way before it is timed, per class: of 64 KiB and more as many as push what the other way has left out of most
+/// caches.
+const RUN_UP: [u32; CLASSES] = [256, 256, 256, 256, 256, 128, 64];
 
 /// Copies of each way that are timed when both are compared.
 const SAMPLES: u32 = 5;
@@ -492,8 +506,8 @@ const ALARMS: u32 = 3;
 /// One copy in so many is timed by the method in use: a change of its cost brings the comparison forward.
 pub const WATCH: u32 = 64;
 
-/// 4 KiB to 64 KiB and more.
-const CLASSES: usize = 5;
+/// 4 KiB to 256 KiB and more.
+const CLASSES: usize = 7;
 
 #[cfg(test)]
 mod tests {
@@ -701,7 +715,8 @@ mod tests {
         assert_eq!(class(STREAM_FROM), 0);
         assert_eq!(class(8191), 0);
         assert_eq!(class(8192), 1);
-        assert_eq!(class(65_536), CLASSES - 1);
+        assert_eq!(class(65_536), 4);
+        assert_eq!(class(262_144), CLASSES - 1);
         assert_eq!(class(usize::MAX), CLASSES - 1);
     }
 }

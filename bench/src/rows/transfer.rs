@@ -214,10 +214,11 @@ impl Load {
     }
 
     /// Full pipes for most of a sample, and memory that is as the sample itself leaves it: what others have put in the
-    /// caches since the last one is gone after the first of many rounds. 64 MiB at most.
+    /// caches since the last one is gone after the first of many rounds. 64 MiB at most where all is cold anyway, else 256.
     fn granule(self) -> u64 {
-        let most = (GRANULE / u64::from(self.length)).max(1);
-        (u64::from(self.depth) * 16).min(most)
+        let most = if self.cold { GRANULE / 4 } else { GRANULE };
+        let most = (most / u64::from(self.length)).max(1);
+        (u64::from(self.depth) * 32).min(most)
     }
 
     fn build(self, row: Row) -> Row {
@@ -868,7 +869,7 @@ const IDLE: u32 = if cfg!(test) { 50 } else { 20_000 };
 const COLD: usize = if cfg!(test) { 16 << 20 } else { 256 << 20 };
 
 /// Most bytes of a granule.
-const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 64 << 20 };
+const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 256 << 20 };
 
 /// Buffers that the target writes between turns: half of a core's own cache.
 const FRESH: usize = 64;

@@ -7,8 +7,12 @@ use o2poll_dataplane::nic::{Capabilities, Mechanisms};
 pub struct Profile {
     /// What it can do, as [`Nic::capabilities`](o2poll_dataplane::nic::Nic::capabilities) says.
     pub capabilities: Capabilities,
-    /// Most payload bytes that one poll moves. The key is checked again after each slice.
+    /// Most payload bytes that one poll moves while packets wait on several ports. The key is checked again after each
+    /// slice.
     pub slice: u32,
+    /// While no other port has a packet, a slice of a long one may be so many times as long: where a copy begins anew,
+    /// the memory's pipeline has run empty.
+    pub alone: u32,
     /// Most packets that one poll takes in.
     pub packets: u32,
     /// Polls without progress after which packets are sent again (`timeout` of a real queue pair).
@@ -50,6 +54,7 @@ impl Profile {
                 max_windows: 1 << 20,
             },
             slice: 64 << 10,
+            alone: 4,
             packets: 64,
             // With all retries 2 s of bare spinning, some 10 s of a busy poller: on rings nothing is lost, so
             // this only notices a core that has stopped for good, and must not take a descheduled one for it.

@@ -32,7 +32,8 @@ enum Verdict {
 impl<W: Wire> Soft<'_, W> {
     /// Takes in what has arrived, up to the slice and the number of packets of one poll.
     pub(crate) fn take_in(&mut self) {
-        let mut bytes = self.profile.slice.max(1);
+        let slice = self.profile.slice.max(1);
+        let mut bytes = slice;
         let mut packets = self.profile.packets.max(1);
         let ports = self.wire.ports();
         let mut port = self.port;
@@ -47,6 +48,9 @@ impl<W: Wire> Soft<'_, W> {
                 // The bytes of the next are in another core's cache, or in memory: they come while this one is
                 // served.
                 self.wire.prefetch(port);
+                if bytes == slice && packet.length() > slice && self.is_alone(port) {
+                    bytes = slice.saturating_mul(self.profile.alone.max(1));
+                }
                 if self.take(port, &packet, &mut bytes) == Outcome::Again {
                     break;
                 }
@@ -59,6 +63,12 @@ impl<W: Wire> Soft<'_, W> {
         if self.port >= ports {
             self.port = 0;
         }
+    }
+
+    /// Whether no other port has a packet.
+    #[cold]
+    fn is_alone(&mut self, port: u16) -> bool {
+        (0..self.wire.ports()).all(|other| other == port || self.wire.peek(other).is_none())
     }
 
     fn take(&mut self, port: u16, packet: &Packet, bytes: &mut u32) -> Outcome {

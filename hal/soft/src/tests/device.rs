@@ -9,8 +9,9 @@ use o2poll_dataplane::nic::{
 
 use super::pair::{Arena, Both, End, Hoard, LIMITS, connected, device, lane, settle, wires};
 use crate::conformance::{done, failed, pattern, received};
+use crate::packet::{Opcode, Packet};
 use crate::{
-    Gauges, Limits, Lossy, Memory, Ports, Profile, QueuePair, Weather, Window, Wire, loopback,
+    Gauges, Limits, Lossy, Memory, Ports, Profile, QueuePair, Weather, Window, Wire, link, loopback,
 };
 
 /// Registers one range of `end`; its key.
@@ -65,7 +66,7 @@ fn a_write_stops_where_its_key_dies() {
             mut a,
             mut b,
             hoard: _hoard,
-        } = connected(Profile::frwr(), 16);
+        } = connected(in_slices(), 16);
         let (_, key) = grant(&mut a, 0, 250_000);
         a.post(7, 900_000, 64);
         let bytes = pattern(1, 250_000);
@@ -93,6 +94,51 @@ fn a_write_stops_where_its_key_dies() {
         assert_eq!(a.take(), [failed(4, Status::Flushed)]);
         assert_eq!(b.take(), [failed(5, Status::Flushed)]);
     }
+}
+
+/// A device of which no poll moves more than one slice.
+fn in_slices() -> Profile {
+    Profile {
+        alone: 1,
+        ..Profile::frwr()
+    }
+}
+
+#[test]
+fn slices_are_longer_while_no_other_port_has_a_packet() {
+    let mut hoard = Hoard::default();
+    let (near, far) = link(lane(&mut hoard, 64), lane(&mut hoard, 64)).unwrap();
+    let mut near = [Some(near), loopback(lane(&mut hoard, 64))].into_iter();
+    let near = Ports::new(hoard.lend(2, || near.next().flatten().unwrap()));
+    let mut far = Some(far);
+    let far = Ports::new(hoard.lend(1, || far.take().unwrap()));
+    let profile = Profile {
+        slice: 1000,
+        alone: 3,
+        ..Profile::frwr()
+    };
+    let pair = |own, peer| QueuePair::new(own, 0, peer, 16, 16);
+    let mut a = End::new(&mut hoard, profile, LIMITS, near, pair(1, 2));
+    let mut b = End::new(&mut hoard, profile, LIMITS, far, pair(2, 1));
+    let (_, key) = grant(&mut a, 0, 9000);
+    write(&mut b, 1, 0, 9000, key);
+    let mut moved = 0;
+    for (crowded, expected) in [(false, 3000), (true, 1000), (true, 1000)] {
+        // Every second poll would begin with the other port.
+        a.soft.port = 0;
+        if crowded {
+            let stray = Packet::bare(Opcode::Ack, 77, 78, 0);
+            assert!(a.soft.wire().send(1, &stray));
+        }
+        a.step();
+        assert_eq!(a.soft.counts().bytes - moved, expected);
+        moved = a.soft.counts().bytes;
+    }
+    settle(&mut a, &mut b);
+    assert_eq!(
+        (a.soft.counts().bytes, b.take()),
+        (9000, std::vec![done(1)])
+    );
 }
 
 #[test]
@@ -125,7 +171,7 @@ fn nothing_is_flushed_while_the_peer_may_touch_it() {
         mut a,
         mut b,
         hoard: _hoard,
-    } = connected(Profile::frwr(), 16);
+    } = connected(in_slices(), 16);
     let (_, key) = grant(&mut a, 0, 200_000);
     write(&mut b, 2, 0, 200_000, key);
     b.post(3, 500_000, 64);
