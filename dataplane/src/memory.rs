@@ -159,6 +159,9 @@ pub struct SharedRange<'a> {
 pub struct PageList<'a> {
     pieces: heapless::Vec<Sge, MAX_FRAGMENTS>,
     length: u64,
+    shape: Shape,
+    /// A range has gone out since the list was empty: nobody knows what the shape is without it.
+    reshaped: bool,
     /// The remote key of all its ranges, if it is the same.
     exposed: Option<RKey>,
     /// One of the ranges is shared: there is no way to the bytes but by copying.
@@ -174,6 +177,8 @@ impl<'a> PageList<'a> {
         Self {
             pieces: heapless::Vec::new(),
             length: 0,
+            shape: Shape::NONE,
+            reshaped: false,
             exposed: None,
             shared: false,
             generation: 0,
@@ -215,6 +220,7 @@ impl<'a> PageList<'a> {
                     self.exposed = None;
                 }
                 self.length = self.length.saturating_add(length);
+                self.shape.add(range.piece);
                 self.generation = self.generation.wrapping_add(1);
                 Ok(())
             }
@@ -229,6 +235,10 @@ impl<'a> PageList<'a> {
         }
         let piece = self.pieces.pop()?;
         self.length = self.length.saturating_sub(u64::from(piece.length));
+        self.reshaped = !self.pieces.is_empty();
+        if !self.reshaped {
+            self.shape = Shape::NONE;
+        }
         self.generation = self.generation.wrapping_add(1);
         Some(Range {
             piece,
@@ -261,6 +271,26 @@ impl<'a> PageList<'a> {
     #[must_use]
     pub fn pieces(&self) -> &[Sge] {
         &self.pieces
+    }
+
+    /// The shape of bytes `[offset, offset + length)`. That of all of them is known as ranges come in.
+    #[inline]
+    pub(crate) fn shape(&self, offset: u64, length: u32) -> Shape {
+        if self.is_whole(offset, length) && !self.reshaped {
+            return self.shape;
+        }
+        self.shape_of_part(offset, length)
+    }
+
+    #[inline(never)]
+    fn shape_of_part(&self, offset: u64, length: u32) -> Shape {
+        Shape::of(self.slice(offset, length))
+    }
+
+    /// Whether these are all of its bytes.
+    #[inline]
+    pub(crate) fn is_whole(&self, offset: u64, length: u32) -> bool {
+        offset == 0 && u64::from(length) == self.length
     }
 
     /// The bytes of each range in turn; none of a list with shared ranges.
@@ -374,6 +404,72 @@ impl<'a> PageList<'a> {
             rest = tail;
         }
         copied
+    }
+}
+
+/// What of a run of ranges decides which keys can lie over it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Ranges, those that touch under one local key counted as one.
+    fragments: usize,
+    /// Address of the first byte.
+    first: u64,
+    /// Address behind the last.
+    end: u64,
+    last: LKey,
+    /// On both sides of each hole, the address: all of them or'ed.
+    holes: u64,
+}
+
+impl Shape {
+    /// Of nothing.
+    const NONE: Self = Self {
+        fragments: 0,
+        first: 0,
+        end: 0,
+        last: LKey(0),
+        holes: 0,
+    };
+
+    /// Of these ranges, none of which is empty.
+    pub(crate) fn of(pieces: impl Iterator<Item = Sge>) -> Self {
+        let mut shape = Self::NONE;
+        for piece in pieces {
+            shape.add(piece);
+        }
+        shape
+    }
+
+    /// One range more, not an empty one.
+    #[inline]
+    fn add(&mut self, piece: Sge) {
+        let touches = self.end == piece.address;
+        if self.fragments == 0 {
+            self.first = piece.address;
+        } else if !touches {
+            self.holes |= self.end | piece.address;
+        }
+        if self.fragments == 0 || !touches || self.last != piece.lkey {
+            self.fragments = self.fragments.wrapping_add(1);
+        }
+        self.last = piece.lkey;
+        self.end = piece.address.wrapping_add(u64::from(piece.length));
+    }
+
+    /// Ranges, those that touch under one local key counted as one.
+    pub(crate) const fn fragments(self) -> usize {
+        self.fragments
+    }
+
+    /// Pages of `1 << shift` bytes that `length` bytes of this shape take, if only the first begins and only the last
+    /// ends within one (LU-11064, LU-20399).
+    pub(crate) fn pages(self, shift: u8, length: u32) -> Option<usize> {
+        let within = 1_u64.checked_shl(u32::from(shift))?.wrapping_sub(1);
+        if self.holes & within != 0 || self.fragments == 0 {
+            return None;
+        }
+        let bytes = (self.first & within).checked_add(u64::from(length))?;
+        usize::try_from(bytes.checked_add(within)? >> shift).ok()
     }
 }
 

@@ -119,14 +119,13 @@ pub enum Layout<'w> {
     Window(Sge),
     /// Any ranges, laid end to end in the key's address space.
     Fragments(&'w [Sge]),
-    /// Equal pages of `1 << shift` bytes; the first byte is `first_offset` into the first page.
+    /// Ranges, laid end to end, that are whole pages of `1 << shift` bytes but for the start of the first and the end of
+    /// the last; those that touch are one. The driver makes the list of pages of them, as `ib_map_mr_sg()` does.
     Pages {
         /// log2 of the page size in bytes.
         shift: u8,
-        /// Offset in bytes of the first registered byte in the first page.
-        first_offset: u32,
-        /// Page-aligned addresses.
-        pages: &'w [u64],
+        /// The ranges.
+        ranges: &'w [Sge],
     },
 }
 

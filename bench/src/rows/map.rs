@@ -168,6 +168,24 @@ fn build(row: Row, way: Way, count: usize) -> Row {
     )
 }
 
+/// One side of a row, for a tool that counts instructions: the message with a sink under mechanism `name` (as the rows
+/// are called) of `count` fragments or pages or, not `mapped`, the same message without. `None` for no such mechanism.
+#[must_use]
+pub fn alone(name: &str, count: usize, mapped: bool) -> Option<impl FnMut(u64)> {
+    let way = Way::ALL.into_iter().find(|way| way.name() == name)?;
+    let (length, pieces) = way.cut(count);
+    let mut bench = Bench::new(way, pieces, length);
+    Some(move |n| {
+        for _ in 0..n {
+            if mapped {
+                bench.with();
+            } else {
+                bench.without();
+            }
+        }
+    })
+}
+
 /// A device with two queue pairs that lead to each other.
 struct Bench {
     way: Way,
@@ -282,7 +300,7 @@ impl Bench {
             generation: list.generation(),
         };
         let length = u32::try_from(list.length()).expect("below 4 GiB");
-        let pieces = self.scratch.joined(list.slice(0, length));
+        let pieces = self.scratch.joined(list, 0, length);
         self.mappings
             .claim(owner, pieces.expect("at most 257"), true, true)
     }
@@ -292,7 +310,7 @@ impl Bench {
         let length = u32::try_from(list.length()).expect("below 4 GiB");
         let chosen = self
             .choices
-            .choose_for(&mut self.scratch, list, 0, length)
+            .choose_for(list, 0, length)
             .expect("a shape that this device takes");
         assert_eq!(chosen.mechanism, self.way.mechanism());
         match self.way {
@@ -348,8 +366,8 @@ impl Bench {
     fn exposed(&mut self, length: u32) {
         let list = self.lists.current();
         let key = list.exposed().expect("exposed");
-        let fragments = self.scratch.fragments(list.slice(0, length));
-        let sink = wire::Descriptor::new(key, fragments.expect("at most 257"));
+        let pieces = self.scratch.joined(list, 0, length);
+        let sink = wire::Descriptor::over(key, pieces.expect("at most 257"));
         self.length = acknowledge(&mut self.message, sink);
         self.send(true);
         self.until([WrId(2), WrId(1)]);

@@ -4,6 +4,7 @@
 //! `O2POLL_VERBS_DEVICE` names one, over a device that is connected to itself.
 #![allow(unsafe_code)]
 
+use core::hint::black_box;
 use core::mem::MaybeUninit;
 use core::ptr::null_mut;
 use std::env;
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::thread;
 
 use o2poll_dataplane::nic::{
-    Burst, Completion, Layout, Nic as _, Qp, RKey, Region, Remote, Rights, SendWr, Sge, WrId,
+    Burst, Completion, Layout, Nic as _, Qp, RKey, ReceiveQueue, Region, Remote, Rights, SendWr,
+    Sge, WrId,
 };
 use o2poll_hal::arena::{Arena, HugePages, Lock};
 use o2poll_hal::verbs::stub::Stub;
@@ -19,24 +21,40 @@ use o2poll_hal::verbs::{
     CompletionQueue, Device, Domain, Findings, Limits, Memory, Path, QueuePair, Quirks, Shape,
     Verbs, Window, probe,
 };
-use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_send};
+use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send};
 use rdma_core_sys::types::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_WRITE,
-    ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wc,
+    IBV_WR_SEND, ibv_mw_bind_info, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
 };
 
 use super::Spec;
 use crate::harness::{Bound, Role, Row};
 
+/// What is done over the provider of our own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// A short WRITE, in a chain of [`CHAIN`] with one doorbell and one completion.
+    Write,
+    /// A short SEND, in such a chain.
+    Send,
+    /// A receive, posted and completed, [`CHAIN`] of them to a poll.
+    Receive,
+    /// A REGISTER and its INVALIDATE, with one doorbell and one completion.
+    Register,
+    /// A poll that finds nothing.
+    Poll,
+}
+
 /// The rows of this file.
 #[must_use]
 pub fn specs() -> Vec<Spec> {
-    let mut specs = vec![
-        Spec::new("verbs/stub/write", "work request", 1, |row| {
-            stub_writes(row.granule(CHAIN as u64))
-        }),
-        Spec::new("verbs/stub/register", "registration", 1, stub_registrations),
-    ];
+    let mut specs: Vec<Spec> = Operation::ALL
+        .into_iter()
+        .map(|operation| {
+            let (name, counted) = operation.row();
+            Spec::new(name, counted, 1, move |row| over_stub(row, operation))
+        })
+        .collect();
     let Ok(name) = env::var("O2POLL_VERBS_DEVICE") else {
         return specs;
     };
@@ -62,34 +80,87 @@ pub fn specs() -> Vec<Spec> {
     specs
 }
 
-fn stub_writes(row: Row) -> Row {
-    let (mut ours, mut raw) = (Ours::over_stub(), Raw::over_stub());
-    row.here(Role::Ours, BACKEND, move |n| {
-        (0..n / CHAIN as u64).for_each(|_| ours.writes());
-    })
-    .here(Role::Floor, RAW, move |n| {
-        (0..n / CHAIN as u64).for_each(|_| raw.post());
-    })
-    .goal(
-        "backend without the raw calls, tsc",
-        Bound::AtMost(40.0),
-        |row| Some(row.ticks_of(BACKEND)? - row.ticks_of(RAW)?),
-    )
+/// Does so many of an operation through the backend, over the provider of our own; a multiple of
+/// [`granule`](Operation::granule).
+#[must_use]
+pub fn backend(operation: Operation) -> Box<dyn FnMut(u64) + Send> {
+    let mut ours = Ours::over_stub();
+    match operation {
+        Operation::Write => Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| ours.writes())),
+        Operation::Send => Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| ours.sends())),
+        Operation::Receive => {
+            Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| ours.receives()))
+        }
+        Operation::Register => Box::new(move |n| (0..n).for_each(|_| ours.registers())),
+        Operation::Poll => Box::new(move |n| (0..n).for_each(|_| ours.polls())),
+    }
 }
 
-fn stub_registrations(row: Row) -> Row {
-    let mut ours = Ours::over_stub();
+/// The same by the raw calls, with requests that were written beforehand.
+#[must_use]
+pub fn raw_calls(operation: Operation) -> Box<dyn FnMut(u64) + Send> {
     let mut raw = Raw::over_stub();
-    raw.as_registration();
-    row.here(Role::Ours, BACKEND, move |n| {
-        (0..n).for_each(|_| ours.registers())
-    })
-    .here(Role::Floor, RAW, move |n| (0..n).for_each(|_| raw.post()))
-    .goal(
-        "backend without the raw calls, tsc for two requests",
-        Bound::AtMost(80.0),
-        |row| Some(row.ticks_of(BACKEND)? - row.ticks_of(RAW)?),
-    )
+    match operation {
+        Operation::Write => Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| raw.post())),
+        Operation::Send => {
+            for wr in &mut raw.wrs {
+                wr.opcode = IBV_WR_SEND;
+            }
+            Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| raw.post()))
+        }
+        Operation::Receive => Box::new(move |n| (0..n / CHAIN as u64).for_each(|_| raw.receive())),
+        Operation::Register => {
+            raw.as_registration();
+            Box::new(move |n| (0..n).for_each(|_| raw.post()))
+        }
+        Operation::Poll => Box::new(move |n| (0..n).for_each(|_| assert_eq!(raw.poll(), 0))),
+    }
+}
+
+impl Operation {
+    /// All of them.
+    pub const ALL: [Self; 5] = [
+        Self::Write,
+        Self::Send,
+        Self::Receive,
+        Self::Register,
+        Self::Poll,
+    ];
+
+    /// Its row, and what is counted there.
+    const fn row(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Write => ("verbs/stub/write", "work request"),
+            Self::Send => ("verbs/stub/send", "work request"),
+            Self::Receive => ("verbs/stub/receive", "receive"),
+            Self::Register => ("verbs/stub/register", "registration"),
+            Self::Poll => ("verbs/stub/poll", "poll"),
+        }
+    }
+
+    /// How many are done at a time.
+    #[must_use]
+    pub const fn granule(self) -> u64 {
+        match self {
+            Self::Write | Self::Send | Self::Receive => CHAIN as u64,
+            Self::Register | Self::Poll => 1,
+        }
+    }
+}
+
+fn over_stub(row: Row, operation: Operation) -> Row {
+    // Two requests, a doorbell and a poll.
+    let (text, most) = if operation == Operation::Register {
+        ("backend without the raw calls, tsc for two requests", 80.0)
+    } else {
+        ("backend without the raw calls, tsc", 40.0)
+    };
+    row.granule(operation.granule())
+        .here(Role::Ours, BACKEND, backend(operation))
+        .here(Role::Floor, RAW, raw_calls(operation))
+        .goal(text, Bound::AtMost(most), |row| {
+            Some(row.ticks_of(BACKEND)? - row.ticks_of(RAW)?)
+        })
 }
 
 fn device_writes(row: Row, card: &(Device, Findings)) -> Row {
@@ -257,6 +328,42 @@ impl Ours {
         self.await_one();
     }
 
+    /// A chain of short messages, of which the last is signalled, and its completion.
+    fn sends(&mut self) {
+        let message = Sge {
+            length: LENGTH,
+            ..self.local
+        };
+        for n in 0..CHAIN {
+            let wr = SendWr::Send {
+                message,
+                invalidate: None,
+            };
+            self.nic
+                .queue(self.near, WrId(n as u64), n + 1 == CHAIN, wr);
+        }
+        self.nic.doorbell(self.near).expect("room");
+        self.await_one();
+    }
+
+    /// As many receives as a chain has requests, and their completions.
+    fn receives(&mut self) {
+        let into = ReceiveQueue::Of(self.near);
+        for n in 0..CHAIN {
+            let posted = self.nic.receive(into, WrId(n as u64), self.local);
+            posted.expect("room");
+        }
+        let mut burst = Burst::new();
+        self.nic.poll(&mut burst).expect("a device that works");
+        assert_eq!(burst.len(), CHAIN, "this provider completes at once");
+    }
+
+    fn polls(&mut self) {
+        let mut burst = Burst::new();
+        self.nic.poll(&mut burst).expect("a device that works");
+        assert!(burst.is_empty(), "nothing was posted");
+    }
+
     /// A window over all of the memory, closed again, and the completion.
     fn registers(&mut self) {
         self.key = self.key.rotated();
@@ -418,6 +525,31 @@ impl Raw {
             }
             assert_eq!(entries[0].assume_init_ref().status, 0, "the chain failed");
         }
+    }
+
+    /// Posts as many receives as a chain has requests, one by one, and polls for them.
+    fn receive(&mut self) {
+        let mut bad = null_mut();
+        let mut wr = ibv_recv_wr {
+            sg_list: self.pieces.as_mut_ptr(),
+            num_sge: 1,
+            ..Default::default()
+        };
+        for n in 0..CHAIN {
+            wr.wr_id = n as u64;
+            // SAFETY: queue pair, memory and request are alive.
+            let posted = unsafe { ibv_post_recv(self.pairs[0].raw(), &mut wr, &mut bad) };
+            assert_eq!(posted, 0, "the queue is as long as the chain");
+        }
+        assert_eq!(self.poll(), CHAIN, "this provider completes at once");
+    }
+
+    fn poll(&mut self) -> usize {
+        let mut entries = [const { MaybeUninit::<ibv_wc>::uninit() }; 32];
+        // SAFETY: the completion queue is alive; there is room for 32.
+        let count = unsafe { ibv_poll_cq(self.cq.raw(), 32, entries.as_mut_ptr().cast()) };
+        black_box(&mut entries);
+        usize::try_from(count).expect("a device that works")
     }
 }
 

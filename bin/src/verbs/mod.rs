@@ -92,11 +92,17 @@ impl<A: Application> Control<A> {
             let stamp = stamp.wrapping_add(u64::try_from(index).unwrap_or(0));
             let max_sge = profile.capabilities.max_sge;
             let domain = Domain::new(&device).map_err(rdma)?;
-            let mut queues = Vec::new();
-            for _ in 0..cores_of(node) {
-                queues.push(
-                    CompletionQueue::in_domain(&domain, needs.sizes.cqe, false).map_err(rdma)?,
-                );
+            // A thread domain for each core. The completion queue has a lock: control resets and destroys queue pairs, and
+            // cleans it of theirs, while the core polls.
+            let mut cores = Vec::new();
+            for core in 0..cores_of(node) {
+                let domain = match core {
+                    0 => domain.clone(),
+                    _ => domain.for_another_thread(),
+                };
+                notes.extend(domain.note().filter(|note| !notes.contains(note)));
+                let cq = CompletionQueue::new(&device, needs.sizes.cqe, false).map_err(rdma)?;
+                cores.push((domain, cq));
             }
             let settings = Settings {
                 local: Local {
@@ -122,15 +128,14 @@ impl<A: Application> Control<A> {
                 patience: patience(config),
                 timeout: config.tunables.timeout,
             };
-            let cores = queues.iter().map(|cq| (domain.clone(), cq.clone()));
-            let mut manager = Manager::new(&device, cores.collect(), settings).map_err(rdma)?;
+            let mut manager = Manager::new(&device, cores.clone(), settings).map_err(rdma)?;
             if options.listen {
                 manager.listen().map_err(rdma)?;
             }
             let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-            let backends = queues.into_iter().map(|cq| VerbsBackend {
+            let backends = cores.into_iter().map(|(domain, cq)| VerbsBackend {
                 device: device.clone(),
-                domain: domain.clone(),
+                domain,
                 cq,
                 findings: Arc::clone(&findings),
                 limits: Limits {

@@ -112,15 +112,16 @@ impl<N: Nic> Poller<'_, N> {
             return None;
         }
         let zero_based = self.capabilities.zero_based;
+        let one;
         let (owner, pieces, base) = if let Some(stage) = &transfer.stage {
             let choices = &self.connections.get(transfer.connection)?.choices;
             let piece = Sge {
                 length: choices.mapped_stage(),
                 ..stage.range().sge()
             };
-            let pieces = self.scratch.joined(core::iter::once(piece))?;
             let base = if zero_based { 0 } else { piece.address };
-            (Owner::Stage, pieces, base)
+            one = [piece];
+            (Owner::Stage, one.as_slice(), base)
         } else {
             let owner = match &transfer.place {
                 Place::Own(list) => Owner::List {
@@ -133,7 +134,7 @@ impl<N: Nic> Poller<'_, N> {
             let (list, offset) = memory_of(&transfer.place, &self.entries)?;
             let length = transfer.length;
             let base = base_of(list, offset, length, zero_based);
-            let pieces = self.scratch.joined(list.slice(offset, length))?;
+            let pieces = self.scratch.joined(list, offset, length)?;
             (owner, pieces, base)
         };
         // All of it at once, or nothing: a list that is told in part would go to the next.

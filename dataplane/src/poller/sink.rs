@@ -44,9 +44,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let state = self.connections.get(connection).ok_or(Refused::Empty)?;
         let attached = self.entries.get(entry).ok_or(Refused::Empty)?;
         let list = &*attached.entry.memory;
-        let chosen = state
-            .choices
-            .choose_for(&mut self.scratch, list, offset, length)?;
+        let chosen = state.choices.choose_for(list, offset, length)?;
         Ok(chosen.mechanism)
     }
 
@@ -61,9 +59,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let Place::Own(list) = &transfer.place else {
             return Err(Refused::Empty);
         };
-        let chosen = state
-            .choices
-            .choose_for(&mut self.scratch, list, 0, length)?;
+        let chosen = state.choices.choose_for(list, 0, length)?;
         transfer.mechanism = Some(chosen.mechanism);
         Ok(chosen.mechanism)
     }
@@ -343,8 +339,8 @@ impl<'a, N: Nic> Poller<'a, N> {
 
 /// The sink of a transfer as its peer is told of it.
 pub(super) fn describe<'s, 'a>(
-    transfer: &Transfer<'a>,
-    entries: &Pool<'_, Attached<'a>>,
+    transfer: &'s Transfer<'a>,
+    entries: &'s Pool<'_, Attached<'a>>,
     zero_based: bool,
     scratch: &'s mut Scratch,
     one: &'s mut [Fragment; 1],
@@ -368,9 +364,9 @@ pub(super) fn describe<'s, 'a>(
         return wire::Descriptor::new(key.unwrap_or_default(), &[]);
     };
     if transfer.mechanism == Some(Mechanism::Arena) {
-        let fragments = scratch.fragments(list.slice(offset, length));
+        let pieces = scratch.joined(list, offset, length);
         let key = list.exposed().unwrap_or_default();
-        return wire::Descriptor::new(key, fragments.unwrap_or_default());
+        return wire::Descriptor::over(key, pieces.unwrap_or_default());
     }
     *fragment = Fragment {
         length,

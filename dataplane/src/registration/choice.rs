@@ -5,7 +5,7 @@ use core::fmt;
 use crate::memory::{MAX_FRAGMENTS, PageList};
 use crate::nic::{Capabilities, Mechanisms};
 
-use super::{STAGE_BYTES, Scratch};
+use super::STAGE_BYTES;
 
 /// How a peer is let into a sink. The cheapest comes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -373,7 +373,6 @@ impl Choices {
     /// As [`choose`](Self::choose).
     pub fn choose_for(
         &self,
-        scratch: &mut Scratch,
         list: &PageList<'_>,
         offset: u64,
         length: u32,
@@ -389,14 +388,16 @@ impl Choices {
                 why: Why::FitsFragmentList,
             });
         }
-        let most = match self.most_pages() {
-            0 => None,
-            pages => Some((pages, self.page_shift)),
-        };
-        let outline = scratch
-            .outline(list.slice(offset, length), most, length, exposed)
-            .ok_or(Refused::Empty)?;
-        self.choose(&outline)
+        let shape = list.shape(offset, length);
+        self.choose(&Outline {
+            length,
+            fragments: shape.fragments(),
+            pages: match self.most_pages() {
+                0 => None,
+                _ => shape.pages(self.page_shift, length),
+            },
+            exposed,
+        })
     }
 
     /// Whether a sink so covered takes a window.

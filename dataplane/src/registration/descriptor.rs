@@ -2,12 +2,14 @@
 
 use crate::nic::{RKey, Region};
 
-/// Where a window is in its life.
+/// Where a window is in its life. A word, and the last of the descriptor, so that a move reads what was written as it was
+/// written: a core does not forward two small stores to one larger load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
 enum State {
     /// No key is alive and none is named.
     Free,
-    /// A key is named; the device has not heard of it.
+    /// A key is named, or was; the device has not heard of it.
     Named,
     /// The device accepted the registration: the key may be alive.
     Live,
@@ -17,9 +19,11 @@ enum State {
 
 /// A window that transfers borrow in turn.
 #[derive(Debug, PartialEq, Eq)]
+#[repr(C)]
 pub struct Descriptor {
     region: Region,
-    on_device: RKey,
+    /// The last that was named.
+    key: RKey,
     state: State,
 }
 
@@ -29,7 +33,7 @@ impl Descriptor {
     pub const fn new(region: Region, key: RKey) -> Self {
         Self {
             region,
-            on_device: key,
+            key,
             state: State::Free,
         }
     }
@@ -44,8 +48,8 @@ impl Descriptor {
     #[must_use]
     pub const fn key(&self) -> RKey {
         match self.state {
-            State::Free | State::Named => self.on_device.rotated(),
-            State::Live | State::Dying => self.on_device,
+            State::Free => self.key.rotated(),
+            State::Named | State::Live | State::Dying => self.key,
         }
     }
 
@@ -70,14 +74,15 @@ impl Descriptor {
     /// The transfer that holds it is going to register.
     pub const fn name(&mut self) {
         if matches!(self.state, State::Free) {
+            self.key = self.key.rotated();
             self.state = State::Named;
         }
     }
 
     /// The registration went into the chain.
     pub const fn registered(&mut self) {
-        if self.needs_register() {
-            self.on_device = self.on_device.rotated();
+        self.name();
+        if matches!(self.state, State::Named) {
             self.state = State::Live;
         }
     }
@@ -85,8 +90,6 @@ impl Descriptor {
     /// The device did not take that part of the chain.
     pub const fn not_registered(&mut self) {
         if matches!(self.state, State::Live) {
-            self.on_device =
-                RKey((self.on_device.0 & 0xffff_ff00) | (self.on_device.0.wrapping_sub(1) & 0xff));
             self.state = State::Named;
         }
     }
@@ -105,9 +108,12 @@ impl Descriptor {
         }
     }
 
-    /// The key is known to be dead: the invalidate completed, or the peer's did.
+    /// The key is known to be dead: the invalidate completed, or the peer's did. One that the device never had is named
+    /// again.
     pub const fn dead(&mut self) {
-        self.state = State::Free;
+        if self.may_be_alive() {
+            self.state = State::Free;
+        }
     }
 }
 

@@ -454,7 +454,7 @@ impl<'a> Mappings<'a> {
         let ways = self.sets.get(self.set_of(hash))?;
         ways.0.iter().flatten().copied().find(|handle| {
             self.slots.get(*handle).is_some_and(|state| {
-                state.cached && state.owner == owner && state.pieces == *pieces
+                state.cached && state.owner == owner && are_same(&state.pieces, pieces)
             })
         })
     }
@@ -526,22 +526,33 @@ impl<'a> Mappings<'a> {
     }
 }
 
-/// Every word that the comparison looks at. A peer may choose offsets that fall together: that costs it hits.
+/// Of the owner, the number of pieces and both ends: two parts of one list differ there, and the comparison looks at
+/// the rest. A peer may choose offsets that fall together: that costs it hits.
 fn hash(owner: Owner, pieces: &[Sge]) -> u64 {
     const fn mix(hash: u64, word: u64) -> u64 {
         // The multiplier of splitmix64.
         let hash = (hash ^ word).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         hash ^ (hash >> 31)
     }
-    let start = match owner {
+    let mut hash = match owner {
         Owner::List { at, generation } => mix(mix(1, at), u64::from(generation)),
         Owner::Entry(handle) => mix(2, handle.to_bits()),
         Owner::Stage => 3,
     };
-    pieces.iter().fold(start, |hash, piece| {
-        let rest = (u64::from(piece.lkey.0) << 32) | u64::from(piece.length);
-        mix(mix(hash, piece.address), rest)
-    })
+    for piece in [pieces.first(), pieces.last()].into_iter().flatten() {
+        hash = mix(mix(hash, piece.address), u64::from(piece.length));
+    }
+    mix(hash, pieces.len() as u64)
+}
+
+/// Whether two lists are the same, word by word and without a branch for each.
+fn are_same(these: &[Sge], those: &[Sge]) -> bool {
+    let differ = these.iter().zip(those).fold(0, |differ, (this, that)| {
+        let keys = this.lkey.0 ^ that.lkey.0;
+        let ends = (this.length ^ that.length) | keys;
+        differ | (this.address ^ that.address) | u64::from(ends)
+    });
+    differ == 0 && these.len() == those.len()
 }
 
 #[cfg(test)]

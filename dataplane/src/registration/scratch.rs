@@ -1,16 +1,13 @@
 //! Lists that a work request borrows while it is built.
 
-use super::{Mechanism, Outline};
-use crate::memory::{MAX_FRAGMENTS, PageList};
+use super::Mechanism;
+use crate::memory::{MAX_FRAGMENTS, PageList, Shape};
 use crate::nic::{Capabilities, LKey, Layout, Sge};
-use crate::wire::Fragment;
 
 /// Lists that a work request borrows while it is built.
 #[derive(Debug)]
 pub struct Scratch {
     pieces: [Sge; MAX_FRAGMENTS],
-    pages: [u64; MAX_FRAGMENTS],
-    fragments: [Fragment; MAX_FRAGMENTS],
 }
 
 impl Default for Scratch {
@@ -28,38 +25,9 @@ impl Scratch {
             length: 0,
             lkey: LKey(0),
         };
-        let nothing = Fragment {
-            length: 0,
-            address: 0,
-        };
         Self {
             pieces: [none; MAX_FRAGMENTS],
-            pages: [0; MAX_FRAGMENTS],
-            fragments: [nothing; MAX_FRAGMENTS],
         }
-    }
-
-    /// The shape of `pieces`; `paged` is the length of a page list and log2 of a page, where there are page lists.
-    /// `None` for more pieces than any list has.
-    pub fn outline(
-        &mut self,
-        pieces: impl Iterator<Item = Sge>,
-        paged: Option<(usize, u8)>,
-        length: u32,
-        exposed: bool,
-    ) -> Option<Outline> {
-        let count = self.gather(pieces)?;
-        let pieces = self.pieces.get(..count)?;
-        let pages = paged.and_then(|(most, shift)| {
-            let (_, pages) = fill_pages(&mut self.pages, most, shift, pieces.iter().copied())?;
-            Some(pages.len())
-        });
-        Some(Outline {
-            length,
-            fragments: count,
-            pages,
-            exposed,
-        })
     }
 
     /// Lays out `length` bytes of `list` from `offset` on for one mechanism; `None` when it does not cover them, and
@@ -77,24 +45,16 @@ impl Scratch {
         length: u32,
     ) -> Option<Layout<'l>> {
         let pieces = list.pieces();
-        let whole = offset == 0 && length != 0 && u64::from(length) == list.length();
-        if whole {
+        if length != 0 && list.is_whole(offset, length) {
             // Not copied where the device takes it as it is.
             match by {
                 Mechanism::FragmentList if pieces.len() <= capabilities.max_fragments as usize => {
                     return Some(Layout::Fragments(pieces));
                 }
                 Mechanism::PageList => {
-                    let most = capabilities.max_pages as usize;
-                    let shift = capabilities.page_shift;
-                    let (first_offset, pages) =
-                        fill_pages(&mut self.pages, most, shift, pieces.iter().copied())?;
-                    return Some(Layout::Pages {
-                        shift,
-                        first_offset,
-                        pages,
-                    });
+                    return paged(capabilities, list.shape(offset, length), length, pieces);
                 }
+                Mechanism::Window if let [only] = pieces => return Some(Layout::Window(*only)),
                 _ => {}
             }
         }
@@ -108,25 +68,21 @@ impl Scratch {
         capabilities: &Capabilities,
         pieces: impl Iterator<Item = Sge>,
     ) -> Option<Layout<'_>> {
-        let count = self.gather(pieces)?;
-        let pieces = self.pieces.get(..count)?;
-        let first = *pieces.first()?;
+        let pieces = self.gather(pieces)?;
         match by {
-            Mechanism::FragmentList if count <= capabilities.max_fragments as usize => {
+            Mechanism::PageList => {
+                let length = pieces
+                    .iter()
+                    .try_fold(0_u32, |sum, piece| sum.checked_add(piece.length))?;
+                let shape = Shape::of(pieces.iter().copied());
+                paged(capabilities, shape, length, pieces)
+            }
+            Mechanism::FragmentList
+                if (1..=capabilities.max_fragments as usize).contains(&pieces.len()) =>
+            {
                 Some(Layout::Fragments(pieces))
             }
-            Mechanism::PageList => {
-                let most = capabilities.max_pages as usize;
-                let shift = capabilities.page_shift;
-                let (first_offset, pages) =
-                    fill_pages(&mut self.pages, most, shift, pieces.iter().copied())?;
-                Some(Layout::Pages {
-                    shift,
-                    first_offset,
-                    pages,
-                })
-            }
-            Mechanism::Window if count == 1 => Some(Layout::Window(first)),
+            Mechanism::Window if let [only] = pieces => Some(Layout::Window(*only)),
             Mechanism::FragmentList
             | Mechanism::Window
             | Mechanism::Mapping
@@ -135,30 +91,25 @@ impl Scratch {
         }
     }
 
-    /// Pieces, those that lie end to end as one; `None` for more than any list has.
-    pub fn joined(&mut self, pieces: impl Iterator<Item = Sge>) -> Option<&[Sge]> {
-        let count = self.gather(pieces)?;
-        self.pieces.get(..count)
-    }
-
-    /// Fragments of a descriptor with the arena's key.
-    pub fn fragments(&mut self, pieces: impl Iterator<Item = Sge>) -> Option<&[Fragment]> {
-        let count = self.gather(pieces)?;
-        let pieces = self.pieces.get(..count)?;
-        let fragments = self.fragments.get_mut(..count)?;
-        for (to, piece) in fragments.iter_mut().zip(pieces) {
-            *to = Fragment {
-                length: piece.length,
-                address: piece.address,
-            };
+    /// The pieces of `length` bytes of `list` from `offset` on, those that lie end to end as one; `None` for more than
+    /// any list has.
+    pub fn joined<'l>(
+        &'l mut self,
+        list: &'l PageList<'_>,
+        offset: u64,
+        length: u32,
+    ) -> Option<&'l [Sge]> {
+        let pieces = list.pieces();
+        if list.is_whole(offset, length) && list.shape(offset, length).fragments() == pieces.len() {
+            return Some(pieces);
         }
-        Some(fragments)
+        self.gather(list.slice(offset, length))
     }
 
-    /// Copies pieces, those that lie end to end as one; how many there are then.
-    fn gather(&mut self, mut pieces: impl Iterator<Item = Sge>) -> Option<usize> {
+    /// Copies pieces, those that lie end to end as one.
+    fn gather(&mut self, mut pieces: impl Iterator<Item = Sge>) -> Option<&[Sge]> {
         let Some(mut last) = pieces.next() else {
-            return Some(0);
+            return Some(&[]);
         };
         let mut count = 0_usize;
         for piece in pieces {
@@ -174,44 +125,20 @@ impl Scratch {
             }
         }
         *self.pieces.get_mut(count)? = last;
-        Some(count.wrapping_add(1))
+        self.pieces.get(..count.wrapping_add(1))
     }
 }
 
-/// The pages of page-shaped pieces, and the offset of the first byte in the first.
-fn fill_pages(
-    room: &mut [u64; MAX_FRAGMENTS],
-    most: usize,
-    shift: u8,
-    mut pieces: impl Iterator<Item = Sge>,
-) -> Option<(u32, &[u64])> {
-    let page = 1_u64.checked_shl(u32::from(shift))?;
-    let within = page.wrapping_sub(1);
-    let places = room.get_mut(..most.min(MAX_FRAGMENTS))?;
-    let mut piece = pieces.next()?;
-    let first_offset = u32::try_from(piece.address & within).ok()?;
-    let mut at = piece.address & !within;
-    let mut count = 0_usize;
-    loop {
-        let end = piece.address.checked_add(u64::from(piece.length))?;
-        while at < end {
-            *places.get_mut(count)? = at;
-            count = count.wrapping_add(1);
-            at = at.checked_add(page)?;
-        }
-        let Some(next) = pieces.next() else {
-            break;
-        };
-        // Where it goes on in the page that is there already, `at` is the page behind it.
-        if next.address != end {
-            if (end | next.address) & within != 0 {
-                return None;
-            }
-            at = next.address;
-        }
-        piece = next;
-    }
-    Some((first_offset, room.get(..count)?))
+/// A page list over these pieces, if they have that shape and no more pages than the device takes.
+fn paged<'l>(
+    capabilities: &Capabilities,
+    shape: Shape,
+    length: u32,
+    ranges: &'l [Sge],
+) -> Option<Layout<'l>> {
+    let shift = capabilities.page_shift;
+    (shape.pages(shift, length)? <= capabilities.max_pages as usize)
+        .then_some(Layout::Pages { shift, ranges })
 }
 
 #[cfg(test)]
@@ -252,29 +179,29 @@ pub(super) mod tests {
     #[test]
     fn lu_11064_lu_20399_the_boundary_rules_of_page_lists() {
         let caps = capabilities(Mechanisms::PAGES);
-        let pages = |pieces: &[Sge]| -> Option<(u32, Vec<u64>)> {
+        let pages = |pieces: &[Sge]| -> Option<Vec<Sge>> {
             let mut scratch = Scratch::new();
             let by = Mechanism::PageList;
             match scratch.lay_out_pieces(by, &caps, pieces.iter().copied())? {
-                Layout::Pages {
-                    first_offset,
-                    pages,
-                    ..
-                } => Some((first_offset, pages.to_vec())),
+                Layout::Pages { shift: 12, ranges } => Some(ranges.to_vec()),
                 other => panic!("{other:?}"),
             }
         };
-        assert_eq!(
-            pages(&[piece(0x1100, 100)]),
-            Some((0x100, [0x1000].to_vec()))
-        );
-        assert_eq!(
-            pages(&[
+        for whole in [
+            [piece(0x1100, 100)].as_slice(),
+            &[
                 piece(0x1100, 0xf00),
                 piece(0x5000, 0x1000),
-                piece(0x9000, 1)
-            ]),
-            Some((0x100, [0x1000, 0x5000, 0x9000].to_vec()))
+                piece(0x9000, 1),
+            ],
+            &[piece(0x1000, 0x8000)],
+        ] {
+            assert_eq!(pages(whole).as_deref(), Some(whole));
+        }
+        assert_eq!(
+            pages(&[piece(0x1100, 0x700), piece(0x1800, 0x800)]),
+            Some([piece(0x1100, 0xf00)].to_vec()),
+            "no hole within a page"
         );
         assert_eq!(
             pages(&[piece(0x1000, 0x800), piece(0x5000, 0x1000)]),
@@ -291,7 +218,6 @@ pub(super) mod tests {
             None,
             "nine pages, eight allowed"
         );
-        assert!(pages(&[piece(0x1000, 0x8000)]).is_some());
         assert_eq!(pages(&[]), None);
     }
 
@@ -313,7 +239,7 @@ pub(super) mod tests {
             |caps: &Capabilities| Choices::new(caps, Settings::PRIVATE, 257, Stock::default());
         for (offset, length) in [(0, 400), (50, 350), (0, 399), (120, 10), (400, 0), (0, 0)] {
             let expected: Vec<_> = list.slice(offset, length).collect();
-            let chosen = table(&caps).choose_for(&mut scratch, &list, offset, length);
+            let chosen = table(&caps).choose_for(&list, offset, length);
             assert_eq!(
                 chosen.map(|choice| choice.mechanism).ok(),
                 (length != 0).then_some(by)
@@ -332,10 +258,10 @@ pub(super) mod tests {
             ..capabilities(Mechanisms::FRAGMENTS)
         };
         assert!(scratch.lay_out(by, &caps, &list, 0, 400).is_none());
-        let chosen = table(&caps).choose_for(&mut scratch, &list, 0, 400);
+        let chosen = table(&caps).choose_for(&list, 0, 400);
         assert_eq!(chosen, Err(Refused::NoStaging));
         assert!(scratch.lay_out(by, &caps, &list, 0, 300).is_some());
-        assert!(table(&caps).choose_for(&mut scratch, &list, 0, 300).is_ok());
+        assert!(table(&caps).choose_for(&list, 0, 300).is_ok());
     }
 
     #[test]
@@ -352,12 +278,6 @@ pub(super) mod tests {
             scratch.lay_out_pieces(Mechanism::Window, &caps, all()),
             Some(Layout::Window(one)) if one.length == 3200
         ));
-        assert!(matches!(
-            scratch.fragments(all()),
-            Some([one]) if one.length == 3200 && one.address == 0x1000
-        ));
-        let outline = scratch.outline(all(), Some((8, 12)), 3200, true).unwrap();
-        assert_eq!((outline.fragments, outline.pages), (1, Some(1)));
         let gapped: Vec<Sge> = (0..5).map(|n| piece(0x1000 + n * 32, 16)).collect();
         for by in [
             Mechanism::FragmentList,
@@ -367,7 +287,91 @@ pub(super) mod tests {
             let layout = scratch.lay_out_pieces(by, &caps, gapped.iter().copied());
             assert!(layout.is_none(), "{by:?}");
         }
-        let found = scratch.fragments(gapped.iter().copied()).unwrap();
-        assert_eq!(found.len(), 5);
+    }
+
+    /// Lists of random cuts: what is known of a list as its ranges come in, what is found of its parts, what is laid out
+    /// and what a slow count says, is the same.
+    #[test]
+    fn a_shape_that_was_kept_is_the_shape_that_is_found() {
+        // Of one bit pattern after another, by the generator of Knuth's MMIX.
+        let mut state = 1_u64;
+        let mut draw = |below: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let mut backing = std::vec![0_u8; 64 << 10];
+        let base = backing.as_ptr().align_offset(4096);
+        let caps = Capabilities {
+            max_pages: 257,
+            max_fragments: 257,
+            page_shift: 9,
+            ..capabilities(Mechanisms::all())
+        };
+        let (mut paged, mut odd, mut joins) = (0, 0, 0);
+        for round in 0..2000 {
+            let unit = if round % 2 == 0 { 256 } else { 100 };
+            let memory = &mut backing[base..base + (48 << 10)];
+            let mut rest = Range::of_bytes(memory, LKey(1)).unwrap();
+            let mut list = PageList::new();
+            for _ in 0..draw(12) {
+                let length = u32::try_from(unit * (1 + draw(8))).unwrap();
+                let (head, tail) = rest.split_at(length).unwrap();
+                let hole = u32::try_from(draw(2) * unit * draw(4)).unwrap();
+                let (_hole, tail) = tail.split_at(hole).unwrap();
+                list.push(head.under(LKey(u32::from(draw(5) == 0))))
+                    .unwrap();
+                rest = tail;
+            }
+            for _ in 0..draw(3) {
+                list.pop();
+            }
+            let length = u32::try_from(list.length()).unwrap();
+            let from = [0, draw(u64::from(length) + 1)][usize::from(draw(2) == 0)];
+            let length = length - u32::try_from(from).unwrap();
+            let pieces: Vec<Sge> = list.slice(from, length).collect();
+            let mut scratch = Scratch::new();
+            let shape = list.shape(from, length);
+            let by = Mechanism::PageList;
+            let laid = match scratch.lay_out(by, &caps, &list, from, length) {
+                Some(Layout::Pages { ranges, .. }) => Some(ranges.to_vec()),
+                _ => None,
+            };
+            // Every page that a byte lies on, once, in order, and all of its bytes.
+            let mut touched: Vec<u64> = pieces
+                .iter()
+                .flat_map(|piece| piece.address..piece.address + u64::from(piece.length))
+                .map(|byte| byte & !511)
+                .collect();
+            touched.dedup();
+            let least = touched.len() * 512;
+            let bytes = |all: &[Sge]| -> Vec<u64> {
+                all.iter()
+                    .flat_map(|piece| piece.address..piece.address + u64::from(piece.length))
+                    .collect()
+            };
+            if let Some(ranges) = &laid {
+                assert_eq!(shape.pages(9, length), Some(touched.len()));
+                assert_eq!(bytes(ranges), bytes(&pieces));
+                paged += 1;
+            } else {
+                assert_eq!(shape.pages(9, length), None);
+                assert!(length == 0 || least > length as usize);
+                odd += 1;
+            }
+            let joined = scratch.joined(&list, from, length).unwrap();
+            assert_eq!(joined.len(), shape.fragments());
+            joins += u32::from(joined.len() < pieces.len());
+            for pair in joined.windows(2) {
+                let end = pair[0].address + u64::from(pair[0].length);
+                assert!(end != pair[1].address || pair[0].lkey != pair[1].lkey);
+            }
+            assert_eq!(bytes(joined), bytes(&pieces));
+        }
+        assert!(
+            paged > 100 && odd > 100 && joins > 100,
+            "{paged} {odd} {joins}"
+        );
     }
 }

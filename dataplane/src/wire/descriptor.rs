@@ -2,11 +2,11 @@
 
 use core::fmt;
 
-use zerocopy::{BigEndian, LittleEndian};
+use zerocopy::{BigEndian, IntoBytes as _, LittleEndian};
 
 use super::layout::{self, put, take};
 use super::{ByteOrder, MAX_FRAGMENTS, TooLong, WireError};
-use crate::nic::RKey;
+use crate::nic::{RKey, Sge};
 
 /// One contiguous piece of the peer's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -35,6 +35,7 @@ enum List<'m> {
         offset: u16,
     },
     Own(&'m [Fragment]),
+    Pieces(&'m [Sge]),
 }
 
 impl<'m> Descriptor<'m> {
@@ -45,6 +46,15 @@ impl<'m> Descriptor<'m> {
         Self {
             key,
             list: List::Own(fragments),
+        }
+    }
+
+    /// One to send, with a fragment for each of these pieces of our memory, which a peer addresses as we do.
+    #[must_use]
+    pub const fn over(key: RKey, pieces: &'m [Sge]) -> Self {
+        Self {
+            key,
+            list: List::Pieces(pieces),
         }
     }
 
@@ -60,6 +70,7 @@ impl<'m> Descriptor<'m> {
         match self.list {
             List::Received { fragments, .. } => fragments.len(),
             List::Own(fragments) => fragments.len(),
+            List::Pieces(pieces) => pieces.len(),
         }
     }
 
@@ -77,6 +88,7 @@ impl<'m> Descriptor<'m> {
                 fragments, order, ..
             } => fragments.get(index).map(|bytes| fragment(*bytes, order)),
             List::Own(fragments) => fragments.get(index).copied(),
+            List::Pieces(pieces) => pieces.get(index).map(|piece| of_piece(*piece)),
         }
     }
 
@@ -111,7 +123,7 @@ impl<'m> Descriptor<'m> {
                 order,
                 offset,
             } => (offset, fragments.len() as u16, order),
-            List::Own(_) => (0, 0, ByteOrder::NATIVE),
+            List::Own(_) | List::Pieces(_) => (0, 0, ByteOrder::NATIVE),
         };
         Located {
             key: self.key,
@@ -159,15 +171,12 @@ impl<'m> Descriptor<'m> {
             key: self.key.0.into(),
             nfrags: u32::from(count).into(),
         };
-        let mut to = put(&start, to)?;
-        for fragment in self.iter() {
-            let fragment = layout::Fragment::<O> {
-                nob: fragment.length.into(),
-                address: fragment.address.into(),
-            };
-            to = put(&fragment, to)?;
+        let to = put(&start, to)?;
+        match self.list {
+            List::Pieces(pieces) => put_all::<O>(pieces.iter().map(|piece| of_piece(*piece)), to),
+            List::Own(fragments) => put_all::<O>(fragments.iter().copied(), to),
+            List::Received { .. } => put_all::<O>(self.iter(), to),
         }
-        Ok(to)
     }
 }
 
@@ -261,6 +270,31 @@ impl Located {
         let bytes = message.get(at..)?.first_chunk()?;
         Some(fragment(*bytes, self.order))
     }
+}
+
+const fn of_piece(piece: Sge) -> Fragment {
+    Fragment {
+        length: piece.length,
+        address: piece.address,
+    }
+}
+
+/// Writes fragments one behind the other; what of `to` is left behind them.
+fn put_all<O: zerocopy::ByteOrder>(
+    fragments: impl ExactSizeIterator<Item = Fragment>,
+    to: &mut [u8],
+) -> Result<&mut [u8], TooLong> {
+    let size = fragments.len().checked_mul(12).ok_or(TooLong)?;
+    let (at, rest) = to.split_at_mut_checked(size).ok_or(TooLong)?;
+    let (places, _) = at.as_chunks_mut::<12>();
+    for (place, fragment) in places.iter_mut().zip(fragments) {
+        let fragment = layout::Fragment::<O> {
+            nob: fragment.length.into(),
+            address: fragment.address.into(),
+        };
+        fragment.write_to(place).map_err(|_| TooLong)?;
+    }
+    Ok(rest)
 }
 
 fn fragment(bytes: [u8; 12], order: ByteOrder) -> Fragment {

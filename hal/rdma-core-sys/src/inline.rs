@@ -137,9 +137,9 @@ pub const fn ibv_inc_rkey(rkey: u32) -> u32 {
     (rkey & !0xff) | (rkey.wrapping_add(1) & 0xff)
 }
 
-/// `ibv_query_port(3)`: the library's symbol of that name fills a shorter structure.
+/// `ibv_query_port(3)`: `symbol`, the library's of that name, fills a shorter structure.
 pub unsafe fn ibv_query_port(
-    library: &Libibverbs,
+    symbol: unsafe extern "C" fn(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int,
     context: *mut ibv_context,
     port_num: u8,
     port_attr: *mut ibv_port_attr,
@@ -151,7 +151,7 @@ pub unsafe fn ibv_query_port(
     // SAFETY: as the caller promises. The structures are the same as far as the shorter one goes.
     unsafe {
         write_bytes(port_attr, 0, 1);
-        library.ibv_query_port(context, port_num, port_attr.cast::<_compat_ibv_port_attr>())
+        symbol(context, port_num, port_attr.cast::<_compat_ibv_port_attr>())
     }
 }
 
@@ -168,16 +168,16 @@ pub unsafe fn ibv_query_gid_ex(
     unsafe { library._ibv_query_gid_ex(context, port_num, gid_index, entry, 0, size) }
 }
 
-/// `ibv_query_gid_table(3)`: how many entries are valid, or negative.
+/// `ibv_query_gid_table(3)`: how many entries are valid, or negative. `symbol` is the library's `_ibv_query_gid_table`.
 pub unsafe fn ibv_query_gid_table(
-    library: &Libibverbs,
+    symbol: unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize,
     context: *mut ibv_context,
     entries: *mut ibv_gid_entry,
     max_entries: usize,
 ) -> isize {
     let size = size_of::<ibv_gid_entry>();
     // SAFETY: as the caller promises.
-    unsafe { library._ibv_query_gid_table(context, entries, max_entries, 0, size) }
+    unsafe { symbol(context, entries, max_entries, 0, size) }
 }
 
 /// `ibv_alloc_td(3)`; null with `errno` set.

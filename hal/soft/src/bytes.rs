@@ -7,7 +7,7 @@
 use core::ptr::{self, NonNull};
 
 use o2poll_dataplane::memory::{Copier, Range};
-use o2poll_dataplane::nic::Rights;
+use o2poll_dataplane::nic::{Rights, Sge};
 
 /// A range of memory that the device may touch: what `ibv_reg_mr` makes. A copy is for the device of another core of
 /// the same node.
@@ -73,6 +73,20 @@ impl Memory {
         let offset = address.wrapping_sub(self.address);
         let left = self.length.checked_sub(offset)?;
         (u64::from(length) <= left).then_some(Span { address, length })
+    }
+
+    /// The piece, if there is something in it and all of it lies inside, and the address behind it. Its local key is
+    /// not looked at.
+    #[inline(always)]
+    pub(crate) fn piece(&self, piece: Sge) -> Option<(Span, u64)> {
+        let Sge {
+            address, length, ..
+        } = piece;
+        let end = address.wrapping_add(u64::from(length));
+        let limit = self.address.wrapping_add(self.length);
+        // An empty piece, and one that wraps, does not end behind its start.
+        (address >= self.address && address < end && end <= limit)
+            .then_some((Span { address, length }, end))
     }
 }
 

@@ -63,7 +63,8 @@ impl<'a> CompletionQueue<'a> {
         self.count
     }
 
-    #[inline]
+    /// Inlined, so that an entry is written where it stays: see `Soft::append`.
+    #[inline(always)]
     pub(crate) fn push(&mut self, entry: CompletionEntry) {
         let length = self.entries.len();
         let mut at = self.head.wrapping_add(self.count);

@@ -92,27 +92,66 @@ impl Window {
 /// What a key means.
 #[derive(Clone, Copy, Debug)]
 struct Mapping {
-    key: RKey,
-    rights: Rights,
     base: u64,
     length: u32,
     fragments: u32,
-    /// The one queue pair that may use it, for a window.
-    bound: Option<u32>,
-    /// Made by the control side, which alone ends it.
-    fixed: bool,
+    /// The one queue pair that may use it, for a window; else [`ANYBODY`].
+    bound: u32,
+    rights: Rights,
 }
 
-/// Room for one window.
-#[derive(Debug, Default)]
+impl Mapping {
+    const NONE: Self = Self {
+        base: 0,
+        length: 0,
+        fragments: 0,
+        bound: ANYBODY,
+        rights: Rights::empty(),
+    };
+}
+
+/// Room for one window: a line of what work requests and peers look at, and the window itself.
+#[derive(Debug)]
+#[repr(C, align(64))]
 pub struct RegionSlot {
-    window: Option<Window>,
     /// What goes with each of the two lists: the live one's, and the staged one's.
-    mappings: [Option<Mapping>; 2],
+    mappings: [Mapping; 2],
+    /// The live key, or [`NO_KEY`].
+    live: RKey,
+    /// The key of the staged list, or [`NO_KEY`].
+    staged: RKey,
+    /// The window's protection domain.
+    pd: u32,
+    /// The tag of the last key here.
+    tag: u8,
     /// Which of the two lists is the live one.
     flipped: bool,
-    /// The tag of the last key here, while there is no window.
-    last: Option<u8>,
+    /// The control side has made the key, which alone ends it.
+    fixed: bool,
+    /// There is a window.
+    taken: bool,
+    window: Option<Window>,
+    /// There was a window before, whose last tag is kept.
+    used: bool,
+}
+
+static_assertions::const_assert_eq!(core::mem::offset_of!(RegionSlot, window), 64);
+
+impl Default for RegionSlot {
+    fn default() -> Self {
+        Self {
+            mappings: [Mapping::NONE; 2],
+            live: NO_KEY,
+            staged: NO_KEY,
+            pd: 0,
+            tag: 0,
+            flipped: false,
+            fixed: false,
+            taken: false,
+            window: None,
+            used: false,
+        }
+    }
 }
 
 /// A queue pair, as the checks see it.
@@ -206,8 +245,8 @@ impl<'a> Keys<'a> {
             .regions
             .iter()
             .enumerate()
-            .find(|(_, slot)| slot.window.is_none())
-            .map(|(index, slot)| (index as u32, slot.last));
+            .find(|(_, slot)| !slot.taken)
+            .map(|(index, slot)| (index as u32, slot.used.then_some(slot.tag)));
         let Some((index, last)) = vacant else {
             return Err(window);
         };
@@ -217,10 +256,10 @@ impl<'a> Keys<'a> {
             Some(last) => last.wrapping_add(u8::from(window.mapped.is_some())),
         };
         let key = RKey((WINDOW_INDEX.wrapping_add(index) << 8) | u32::from(tag));
-        let mut live = None;
+        let mut mapping = None;
         if let Some(mapped) = &window.mapped {
-            live = self.map(Region(index), key, window.pd, mapped, capabilities);
-            if live.is_none() {
+            mapping = self.map(Region(index), window.pd, mapped, capabilities);
+            if mapping.is_none() {
                 return Err(window);
             }
         }
@@ -229,8 +268,13 @@ impl<'a> Keys<'a> {
         };
         window.tag = tag;
         *slot = RegionSlot {
+            mappings: [mapping.unwrap_or(Mapping::NONE), Mapping::NONE],
+            live: if mapping.is_some() { key } else { NO_KEY },
+            pd: window.pd,
+            tag,
+            fixed: mapping.is_some(),
+            taken: true,
             window: Some(window),
-            mappings: [live, None],
             ..RegionSlot::default()
         };
         Ok((Region(index), key))
@@ -240,7 +284,6 @@ impl<'a> Keys<'a> {
     fn map(
         &mut self,
         region: Region,
-        key: RKey,
         pd: u32,
         mapped: &Mapped,
         capabilities: &Capabilities,
@@ -257,35 +300,28 @@ impl<'a> Keys<'a> {
         {
             return None;
         }
-        let order = Order {
-            region,
-            key,
-            rights: mapped.rights,
-            base: mapped.base,
-            length,
-            layout: Layout::Fragments(ranges),
-        };
         let start = list_start(region.0 as usize, false, self.stride);
         let room = self
             .fragments
             .get_mut(start..start.checked_add(self.stride)?)?;
-        let fragments = build(room, self.memories, pd, &order, capabilities)?;
+        let memories = Memories::of(self.memories, pd, mapped.rights);
+        let fragments = build(room, &memories, ranges, length, 0)?;
         Some(Mapping {
-            key,
-            rights: order.rights,
-            base: order.base,
+            base: mapped.base,
             length,
             fragments,
-            bound: None,
-            fixed: true,
+            bound: ANYBODY,
+            rights: mapped.rights,
         })
     }
 
     pub(crate) fn retire(&mut self, region: Region) -> Option<Window> {
         let slot = self.regions.get_mut(region.0 as usize)?;
-        let window = slot.window.take()?;
+        let mut window = slot.window.take()?;
+        window.tag = slot.tag;
         *slot = RegionSlot {
-            last: Some(window.tag),
+            tag: slot.tag,
+            used: true,
             ..RegionSlot::default()
         };
         Some(window)
@@ -295,11 +331,12 @@ impl<'a> Keys<'a> {
     pub(crate) fn live(&self) -> usize {
         self.regions
             .iter()
-            .filter(|slot| slot.live().is_some())
+            .filter(|slot| slot.live != NO_KEY)
             .count()
     }
 
     /// Copies a registration into the region's staged list.
+    #[inline(always)]
     pub(crate) fn stage(
         &mut self,
         asker: Asker,
@@ -309,30 +346,22 @@ impl<'a> Keys<'a> {
         let reject = NotStaged::Reject;
         let index = order.region.0 as usize;
         let slot = self.regions.get_mut(index).ok_or(reject)?;
-        let is_staged = slot.staged().is_some();
-        let window = slot.window.as_ref().ok_or(reject)?;
-        let (mechanism, count, most) = match order.layout {
-            Layout::Window(_) => (Mechanisms::WINDOW, 1, 1),
-            Layout::Fragments(list) => (
-                Mechanisms::FRAGMENTS,
-                list.len(),
-                capabilities.max_fragments,
-            ),
-            Layout::Pages { pages, .. } => (Mechanisms::PAGES, pages.len(), capabilities.max_pages),
-        };
+        let laid = Laid::of(asker, order, capabilities);
         // What a driver refuses to post, or has no room for.
-        if !capabilities.mechanisms.contains(mechanism)
-            || count > most as usize
-            || is_staged
-            || window.mapped.is_some()
+        if !capabilities.mechanisms.contains(laid.mechanism)
+            || laid.count > laid.most as usize
+            || slot.staged != NO_KEY
+            || slot.fixed
+            || !slot.taken
         {
             return Err(reject);
         }
         let bind = NotStaged::Fail(Status::Bind);
-        let fits = order.length != 0
+        let fits = laid.is_sound
+            && order.length != 0
             && (order.base == 0 || !capabilities.zero_based)
             && order.base.checked_add(u64::from(order.length)).is_some()
-            && window.pd == asker.pd
+            && slot.pd == asker.pd
             && order.key.0 >> 8 == WINDOW_INDEX.wrapping_add(order.region.0);
         if !fits {
             return Err(bind);
@@ -340,28 +369,29 @@ impl<'a> Keys<'a> {
         let start = list_start(index, !slot.flipped, self.stride);
         let room = self
             .fragments
-            .get_mut(start..start.saturating_add(self.stride))
+            .get_mut(start..start.wrapping_add(self.stride))
             .ok_or(reject)?;
-        let fragments = build(room, self.memories, asker.pd, order, capabilities).ok_or(bind)?;
-        *slot.staged() = Some(Mapping {
-            key: order.key,
-            rights: order.rights,
+        let memories = Memories::of(self.memories, asker.pd, order.rights);
+        let fragments = build(room, &memories, laid.list, order.length, laid.within);
+        let fragments = fragments.ok_or(bind)?;
+        let [first, second] = &mut slot.mappings;
+        *(if slot.flipped { first } else { second }) = Mapping {
             base: order.base,
             length: order.length,
             fragments,
-            bound: matches!(order.layout, Layout::Window(_)).then_some(asker.number),
-            fixed: false,
-        });
+            bound: laid.bound,
+            rights: order.rights,
+        };
+        slot.staged = order.key;
         Ok(())
     }
 
     /// Forgets a staged registration that will not run.
     pub(crate) fn unstage(&mut self, region: Region, key: RKey) {
         if let Some(slot) = self.regions.get_mut(region.0 as usize)
-            && let staged = slot.staged()
-            && staged.as_ref().is_some_and(|staged| staged.key == key)
+            && slot.staged == key
         {
-            *staged = None;
+            slot.staged = NO_KEY;
         }
     }
 
@@ -377,36 +407,31 @@ impl<'a> Keys<'a> {
             .regions
             .get_mut(region.0 as usize)
             .ok_or(Status::Bind)?;
-        let in_use = slot.live().is_some();
-        let staged = slot.staged();
-        if staged.as_ref().is_none_or(|staged| staged.key != key) {
+        if slot.staged != key || key == NO_KEY {
             return Err(Status::Bind);
         }
-        if checks_reuse && in_use {
-            *staged = None;
+        slot.staged = NO_KEY;
+        if checks_reuse && slot.live != NO_KEY {
             return Err(Status::Bind);
         }
-        let window = slot.window.as_mut().ok_or(Status::Bind)?;
-        window.tag = key.0.to_le_bytes()[0];
         // What was live before is no more, and its list is the next to be written.
-        *slot.live_mut() = None;
+        slot.live = key;
+        slot.tag = key.0.to_le_bytes()[0];
         slot.flipped = !slot.flipped;
         Ok(())
     }
 
     /// Makes a key dead. False for one that is not live, or not this queue pair's to kill; with `foreign`, every
     /// queue pair of the device may.
+    #[inline]
     pub(crate) fn kill(&mut self, asker: Asker, key: RKey, foreign: bool) -> bool {
         let Some(slot) = region_index(key.0).and_then(|index| self.regions.get_mut(index)) else {
             return false;
         };
-        let live = slot
-            .live()
-            .is_some_and(|live| live.key == key && !live.fixed);
-        if !live || !(foreign || slot.answers(asker, key)) {
+        if slot.live != key || slot.fixed || !(foreign || slot.answers(asker, key)) {
             return false;
         }
-        *slot.live_mut() = None;
+        slot.live = NO_KEY;
         true
     }
 
@@ -498,7 +523,7 @@ impl<'a> Keys<'a> {
     ) -> Option<Walk<'_>> {
         let index = region_index(key.0)?;
         let slot = self.regions.get(index)?;
-        let live = slot.live()?;
+        let live = slot.mapping();
         if !slot.answers(asker, key) || !live.rights.contains(right) {
             return None;
         }
@@ -519,32 +544,18 @@ impl<'a> Keys<'a> {
 }
 
 impl RegionSlot {
+    /// What goes with the live list, if there is a live key.
     #[inline]
-    const fn live(&self) -> Option<&Mapping> {
+    const fn mapping(&self) -> &Mapping {
         let [first, second] = &self.mappings;
-        if self.flipped { second } else { first }.as_ref()
-    }
-
-    #[inline]
-    const fn live_mut(&mut self) -> &mut Option<Mapping> {
-        let [first, second] = &mut self.mappings;
         if self.flipped { second } else { first }
     }
 
+    /// Whether the key, which has the index of a window, is live here, and this queue pair may use it.
     #[inline]
-    const fn staged(&mut self) -> &mut Option<Mapping> {
-        let [first, second] = &mut self.mappings;
-        if self.flipped { first } else { second }
-    }
-
-    /// Whether the key is live here, and this queue pair may use it.
     fn answers(&self, asker: Asker, key: RKey) -> bool {
-        let (Some(window), Some(live)) = (&self.window, self.live()) else {
-            return false;
-        };
-        live.key == key
-            && window.pd == asker.pd
-            && live.bound.is_none_or(|number| number == asker.number)
+        let bound = self.mapping().bound;
+        self.live == key && self.pd == asker.pd && (bound == ANYBODY || bound == asker.number)
     }
 }
 
@@ -555,29 +566,27 @@ struct Memories<'k> {
     write: bool,
 }
 
-impl Memories<'_> {
+impl<'k> Memories<'k> {
+    #[inline(always)]
+    fn of(all: &'k [Option<Memory>], pd: u32, rights: Rights) -> Self {
+        let write = Rights::REMOTE_WRITE.union(Rights::LOCAL_WRITE);
+        Self {
+            all,
+            pd,
+            write: rights.intersects(write),
+        }
+    }
+
     fn admits(&self, memory: &Memory) -> bool {
         memory.pd() == self.pd && (!self.write || memory.rights().contains(Rights::LOCAL_WRITE))
     }
 
     /// By local key.
+    #[inline(always)]
     fn named(&self, lkey: LKey) -> Option<&Memory> {
         let index = (lkey.0 >> 8).checked_sub(MEMORY_INDEX)?;
         let memory = self.all.get(index as usize)?.as_ref()?;
         (lkey.0 & 0xff == 0 && self.admits(memory)).then_some(memory)
-    }
-
-    fn piece(&self, piece: Sge) -> Option<Span> {
-        self.named(piece.lkey)?.span(piece.address, piece.length)
-    }
-
-    /// By address: a page list names no key.
-    fn around(&self, address: u64, length: u32) -> Option<(&Memory, Span)> {
-        self.all
-            .iter()
-            .flatten()
-            .filter(|memory| self.admits(memory))
-            .find_map(|memory| Some((memory, memory.span(address, length)?)))
     }
 }
 
@@ -590,124 +599,148 @@ struct Builder<'k> {
     next: u64,
     /// Bytes so far: more than any list holds.
     length: u64,
+    /// On both sides of each hole, the address: all of them or'ed.
+    holes: u64,
 }
 
 impl<'k> Builder<'k> {
+    #[inline(always)]
     fn new(room: &'k mut [Fragment], none: &'k mut Fragment) -> Self {
         Self {
             room: room.iter_mut(),
             last: none,
             next: 0,
             length: 0,
+            holes: 0,
         }
     }
 
-    /// How many fragments of `most` were written, if they have so many bytes.
-    fn end(self, most: usize, length: u32) -> Option<u32> {
-        if self.length != u64::from(length) {
+    /// The first span.
+    #[inline(always)]
+    fn first(&mut self, first: (Span, u64)) -> Option<()> {
+        self.push(first)?;
+        // What is before it is no hole.
+        self.holes = 0;
+        Some(())
+    }
+
+    /// How many fragments of `most` were written, if they have so many bytes, and no hole touches one of the bits
+    /// `within`.
+    #[inline(always)]
+    fn end(self, most: usize, length: u32, within: u64) -> Option<u32> {
+        if self.length != u64::from(length) || self.holes & within != 0 {
             return None;
         }
         u32::try_from(most.wrapping_sub(self.room.len())).ok()
     }
 
+    /// A span that is not empty, and the address behind it. `None` when there is no room.
     #[inline(always)]
-    fn fill(
-        &mut self,
-        memories: &Memories<'_>,
-        order: &Order<'_>,
-        capabilities: &Capabilities,
-    ) -> Option<()> {
-        match order.layout {
-            // A window is addressed as the memory is.
-            Layout::Window(piece) if piece.address != order.base => None,
-            Layout::Window(piece) => self.push(memories.piece(piece)?),
-            Layout::Fragments(list) => {
-                for piece in list {
-                    self.push(memories.piece(*piece)?)?;
-                }
-                Some(())
-            }
-            Layout::Pages {
-                shift,
-                first_offset,
-                pages,
-            } => {
-                if !(capabilities.page_shift..=MOST_SHIFT).contains(&shift) {
-                    return None;
-                }
-                let size = 1_u32 << shift;
-                let mut skip = first_offset;
-                let mut left = order.length;
-                let mut memory: Option<&Memory> = None;
-                for page in pages {
-                    let room = size.checked_sub(skip).filter(|room| *room != 0)?;
-                    if page & u64::from(size.wrapping_sub(1)) != 0 || left == 0 {
-                        return None;
-                    }
-                    let length = room.min(left);
-                    let address = page.checked_add(u64::from(skip))?;
-                    // The last page's memory most often holds this one as well.
-                    let span = match memory.and_then(|memory| memory.span(address, length)) {
-                        Some(span) => span,
-                        None => {
-                            let (around, span) = memories.around(address, length)?;
-                            memory = Some(around);
-                            span
-                        }
-                    };
-                    self.push(span)?;
-                    left = left.wrapping_sub(length);
-                    skip = 0;
-                }
-                Some(())
-            }
-        }
-    }
-
-    /// `None` for an empty span (a length of 0 means 2 GiB in an mlx5 list), or when there is no room.
-    #[inline(always)]
-    fn push(&mut self, span: Span) -> Option<()> {
+    fn push(&mut self, (span, end): (Span, u64)) -> Option<()> {
         let length = span.length();
-        if length == 0 {
-            return None;
-        }
         if span.address() == self.next {
             self.last.grow(length);
         } else {
             self.last = self.room.next()?;
+            self.holes |= self.next | span.address();
             *self.last = Fragment::new(span, self.length);
         }
-        self.next = span.address().wrapping_add(u64::from(length));
+        self.next = end;
         self.length = self.length.wrapping_add(u64::from(length));
         Some(())
     }
 }
 
-/// Writes the list of a registration; how many fragments it has.
-#[inline]
-fn build(
-    room: &mut [Fragment],
-    all: &[Option<Memory>],
-    pd: u32,
-    order: &Order<'_>,
-    capabilities: &Capabilities,
-) -> Option<u32> {
-    let memories = Memories {
-        all,
-        pd,
-        write: order.rights.contains(Rights::REMOTE_WRITE)
-            || order.rights.contains(Rights::LOCAL_WRITE),
-    };
-    // Most lists lie in one memory: it is looked up once.
-    if let Layout::Fragments(list) = order.layout {
-        let lkey = list.first()?.lkey;
-        match build_in(room, memories.named(lkey)?, lkey, list, order.length) {
-            Built::Whole(count) => return Some(count),
-            Built::Bad => return None,
-            Built::Mixed => {}
+/// The ranges of a registration, and what goes for lists of that kind.
+struct Laid<'w> {
+    mechanism: Mechanisms,
+    list: &'w [Sge],
+    /// No hole between two ranges begins or ends at an address with one of these bits.
+    within: u64,
+    /// What is counted, and how many there may be.
+    count: usize,
+    most: u32,
+    /// As in [`Mapping`].
+    bound: u32,
+    is_sound: bool,
+}
+
+impl<'w> Laid<'w> {
+    #[inline(always)]
+    fn of(asker: Asker, order: &'w Order<'_>, capabilities: &Capabilities) -> Self {
+        match &order.layout {
+            Layout::Fragments(list) => Self {
+                mechanism: Mechanisms::FRAGMENTS,
+                list,
+                within: 0,
+                count: list.len(),
+                most: capabilities.max_fragments,
+                bound: ANYBODY,
+                is_sound: true,
+            },
+            Layout::Window(piece) => Self {
+                mechanism: Mechanisms::WINDOW,
+                list: core::slice::from_ref(piece),
+                within: 0,
+                count: 1,
+                most: 1,
+                bound: asker.number,
+                // A window is addressed as the memory is.
+                is_sound: piece.address == order.base,
+            },
+            Layout::Pages { shift, ranges } => {
+                let within = 1_u64.wrapping_shl(u32::from(*shift)).wrapping_sub(1);
+                Self {
+                    mechanism: Mechanisms::PAGES,
+                    list: ranges,
+                    within,
+                    count: pages_in(ranges, within, *shift, order.length),
+                    most: capabilities.max_pages,
+                    bound: ANYBODY,
+                    is_sound: (capabilities.page_shift..=MOST_SHIFT).contains(shift),
+                }
+            }
         }
     }
-    build_any(room, &memories, order, capabilities)
+}
+
+/// Writes the list of a registration; how many fragments it has. No hole between its pieces begins or ends at an address
+/// with one of the bits `within`.
+#[inline(always)]
+fn build(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    list: &[Sge],
+    length: u32,
+    within: u64,
+) -> Option<u32> {
+    if let [piece] = list {
+        return build_one(room, memories, *piece, length);
+    }
+    // Most lists lie in one memory: it is looked up once.
+    let lkey = list.first()?.lkey;
+    let memory = memories.named(lkey)?;
+    match build_in(room, memory, lkey, list, length, within) {
+        Built::Whole(count) => Some(count),
+        Built::Bad => None,
+        Built::Mixed => build_mixed(room, memories, list, length, within),
+    }
+}
+
+/// The list of one piece.
+#[inline(always)]
+fn build_one(
+    room: &mut [Fragment],
+    memories: &Memories<'_>,
+    piece: Sge,
+    length: u32,
+) -> Option<u32> {
+    let (span, _) = memories.named(piece.lkey)?.piece(piece)?;
+    if piece.length != length {
+        return None;
+    }
+    *room.first_mut()? = Fragment::new(span, 0);
+    Some(1)
 }
 
 /// What became of a list for one memory.
@@ -728,34 +761,59 @@ fn build_in(
     lkey: LKey,
     list: &[Sge],
     length: u32,
+    within: u64,
 ) -> Built {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    for piece in list {
+    // Empty ones are refused: a length of 0 means 2 GiB in an mlx5 list.
+    let Some((first, rest)) = list.split_first() else {
+        return Built::Bad;
+    };
+    let checked = memory.piece(*first);
+    if checked.and_then(|checked| builder.first(checked)).is_none() {
+        return Built::Bad;
+    }
+    for piece in rest {
         if piece.lkey != lkey {
             return Built::Mixed;
         }
-        let span = memory.span(piece.address, piece.length);
-        if span.and_then(|span| builder.push(span)).is_none() {
+        let checked = memory.piece(*piece);
+        if checked.and_then(|checked| builder.push(checked)).is_none() {
             return Built::Bad;
         }
     }
-    builder.end(most, length).map_or(Built::Bad, Built::Whole)
+    builder
+        .end(most, length, within)
+        .map_or(Built::Bad, Built::Whole)
 }
 
+/// The list of pieces of several memories.
 #[inline(never)]
-fn build_any(
+fn build_mixed(
     room: &mut [Fragment],
     memories: &Memories<'_>,
-    order: &Order<'_>,
-    capabilities: &Capabilities,
+    list: &[Sge],
+    length: u32,
+    within: u64,
 ) -> Option<u32> {
     let most = room.len();
     let mut none = Fragment::default();
     let mut builder = Builder::new(room, &mut none);
-    builder.fill(memories, order, capabilities)?;
-    builder.end(most, order.length)
+    let (first, rest) = list.split_first()?;
+    builder.first(memories.named(first.lkey)?.piece(*first)?)?;
+    for piece in rest {
+        builder.push(memories.named(piece.lkey)?.piece(*piece)?)?;
+    }
+    builder.end(most, length, within)
+}
+
+/// Pages that so many bytes take in the shape of a page list; `within` is a page less one.
+fn pages_in(ranges: &[Sge], within: u64, shift: u8, length: u32) -> usize {
+    let before = ranges.first().map_or(0, |first| first.address & within);
+    let bytes = before.saturating_add(u64::from(length));
+    let pages = bytes.saturating_add(within) >> (shift & 63);
+    usize::try_from(pages).unwrap_or(usize::MAX)
 }
 
 /// Pages of `1 << shift` that ranges take, if only the first begins and only the last ends within one.
@@ -796,6 +854,12 @@ fn list_start(region: usize, second: bool, stride: usize) -> usize {
 
 /// Key index of the first window. Key 0 is nobody's.
 const WINDOW_INDEX: u32 = 1;
+
+/// The index of no window.
+const NO_KEY: RKey = RKey(0);
+
+/// No number of a queue pair, which has 24 bits.
+const ANYBODY: u32 = u32::MAX;
 
 /// Key index of the first base memory region.
 const MEMORY_INDEX: u32 = 1 << 23;

@@ -389,7 +389,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
         self.keys.retire(region)
     }
 
-    #[inline]
+    #[inline(always)]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
         self.append(qp.0, id, signalled, wr);
     }

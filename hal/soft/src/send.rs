@@ -27,8 +27,9 @@ enum Pause {
 impl<W: Wire> Soft<'_, W> {
     /// Adds a request to the open chain, or latches that it cannot be.
     ///
-    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line.
-    #[inline]
+    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line. Behind a call the request would be
+    /// written to memory in small pieces and read back in larger ones, which a core does not forward.
+    #[inline(always)]
     pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
         let mut marks = Marks::empty();
         marks.set(Marks::SIGNALLED, signalled);
@@ -86,25 +87,14 @@ impl<W: Wire> Soft<'_, W> {
                     length,
                     layout,
                 };
-                let (staged, failure) = self.stage(index, &order);
-                self.enter(
-                    index,
-                    SendEntry {
-                        work: Work::Register,
-                        marks: marks.union(staged),
-                        rkey: key.0,
-                        extra: region.0,
-                        failure,
-                        ..plain
-                    },
-                );
+                self.append_register(index, id, marks, &order);
             }
             _ => self.append_any(index, plain, &wr),
         }
     }
 
     /// A request of one piece at most, where nothing but its length can be wrong.
-    #[inline]
+    #[inline(always)]
     fn enter(&mut self, index: u32, mut entry: SendEntry) {
         let Some(Held {
             slot, mut sends, ..
@@ -125,31 +115,43 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
-    /// Stages the list of a registration that is about to enter the open chain, and says how that is marked and
-    /// whether it will fail; latches if it cannot be posted.
-    fn stage(&mut self, index: u32, order: &Order<'_>) -> (Marks, Option<Status>) {
-        let nothing = (Marks::empty(), None);
-        let Some(slot) = self.table.slot(index) else {
-            return nothing;
+    /// A registration, whose list is staged as it enters.
+    #[inline(always)]
+    fn append_register(&mut self, index: u32, id: WrId, mut marks: Marks, order: &Order<'_>) {
+        let Some(Held {
+            slot, mut sends, ..
+        }) = self.table.held(index)
+        else {
+            return;
         };
         let Some(pair) = &slot.pair else {
-            return nothing;
+            return;
         };
         // Nothing is staged that does not enter.
         if slot.latched || slot.open.wrapping_sub(slot.freed) >= pair.send_depth {
-            return nothing;
+            slot.latched = true;
+            return;
         }
-        match self
-            .keys
-            .stage(pair.asker(), order, &self.profile.capabilities)
-        {
-            Ok(()) => (Marks::STAGED, None),
-            Err(NotStaged::Fail(status)) => (Marks::empty(), Some(status)),
+        let Some(place) = sends.at(slot.open) else {
+            return;
+        };
+        let capabilities = &self.profile.capabilities;
+        let mut failure = None;
+        match self.keys.stage(pair.asker(), order, capabilities) {
+            Ok(()) => marks.insert(Marks::STAGED),
+            Err(NotStaged::Fail(status)) => failure = Some(status),
             Err(NotStaged::Reject) => {
                 slot.latched = true;
-                nothing
+                return;
             }
         }
+        *place = SendEntry {
+            rkey: order.key.0,
+            extra: order.region.0,
+            failure,
+            ..SendEntry::bare(id, Work::Register, marks)
+        };
+        slot.open = slot.open.wrapping_add(1);
     }
 
     #[inline(never)]

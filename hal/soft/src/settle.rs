@@ -14,7 +14,7 @@ impl<W: Wire> Soft<'_, W> {
     /// Everything before `psn` is done, and that is all.
     pub(crate) fn on_ack(&mut self, index: u32, psn: u32) {
         // An INVALIDATE may have waited for this.
-        if self.acknowledged(index, psn) && self.go_on(index) {
+        if self.acknowledged(index, psn) && self.invalidate_waiting(index) && self.go_on(index) {
             self.table.list(index);
         }
     }
@@ -51,6 +51,41 @@ impl<W: Wire> Soft<'_, W> {
             return false;
         }
         slot.state == State::Ready && slot.sent != slot.tail
+    }
+
+    /// Runs an INVALIDATE that has waited for an acknowledgement, if nothing is wrong with it; whether there is more to
+    /// run.
+    #[inline(never)]
+    fn invalidate_waiting(&mut self, index: u32) -> bool {
+        let Some(Held {
+            slot, mut sends, ..
+        }) = self.table.held(index)
+        else {
+            return false;
+        };
+        let (Some(pair), Some(entry)) = (&slot.pair, sends.at(slot.sent)) else {
+            return false;
+        };
+        let foreign = self.profile.foreign_invalidate;
+        let runs = slot.sent == slot.completed
+            && slot.resume == 0
+            && !self.faulty
+            && entry.waits()
+            && self.keys.kill(pair.asker(), RKey(entry.rkey), foreign);
+        if runs {
+            slot.sent = slot.sent.wrapping_add(1);
+            slot.completed = slot.sent;
+            if entry.is(Marks::SIGNALLED) {
+                self.completions.push(CompletionEntry {
+                    completion: Completion::Done { id: entry.id },
+                    queue_pair: index,
+                    generation: slot.generation,
+                    side: Side::Send,
+                    frees: slot.completed,
+                });
+            }
+        }
+        slot.sent != slot.tail
     }
 
     /// The same, before something else is done about `psn`.

@@ -1,14 +1,13 @@
 //! The open chain: work requests as the library wants them, checked before it sees them.
 
-use o2poll_dataplane::nic::{LKey, Layout, Remote, Rights, SendWr, Sge, Status};
+use o2poll_dataplane::nic::{LKey, RKey, Remote, Rights, Sge, Status};
 use rdma_core_sys::types::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ,
-    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV,
-    ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wr_opcode,
+    IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_INV, ibv_mr,
+    ibv_mw, ibv_mw_bind_info, ibv_send_wr, ibv_sge, ibv_wr_opcode,
 };
 
 use super::objects::{Memory, access};
-use super::windows::{Binding, Change, Windows};
 
 /// Requests of one queue pair that are queued and not yet rung for.
 pub(super) struct Chain {
@@ -18,59 +17,70 @@ pub(super) struct Chain {
     pieces: Box<[ibv_sge]>,
     stride: usize,
     pub(super) length: usize,
-    /// Slot of the queue pair that it is of.
+    /// How long it may become at least; what is not known is 0.
+    pub(super) most: usize,
+    /// Slot of the queue pair that it is of, or was of last.
     pub(super) qp: u32,
     /// One was refused: none behind it is taken.
     pub(super) refused: bool,
     /// One that fails for certain is in it: those behind it are only flushed.
     pub(super) poisoned: bool,
-    /// How many change a window.
-    pub(super) changes: usize,
-    /// A queue pair that queued into the chain of another.
-    pub(super) stray: Option<u32>,
+    /// One changes a window.
+    pub(super) changes: bool,
+    /// Of all chains there were, by which a window knows that it is in this one.
+    pub(super) number: u64,
 }
 
 /// What the checks need to know of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     pub(super) pd: usize,
+    /// At most the `stride` of the chain.
     pub(super) max_sge: usize,
     pub(super) inline: u32,
-    pub(super) generation: u16,
     /// It may READ.
     pub(super) reads: bool,
 }
 
-/// A request's place.
+/// The id that the device is given, which says where the request is ([`Token`](super::decode::Token)), and whether it
+/// tells when the request is done.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Asker<'q> {
-    pub(super) facts: &'q Facts,
-    /// The id that the device is given.
+pub(super) struct Head {
     pub(super) token: u64,
-    pub(super) qp: u32,
-    pub(super) position: u32,
     pub(super) signalled: bool,
 }
 
-/// What became of a request.
+/// Why a request does not go to the device.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Built {
-    /// It can be handed over.
-    Ready(Option<Change>),
+pub(super) enum Trouble {
     /// It would fail, with this status.
     Fails(Status),
     /// No device would take it.
     Refused,
 }
 
+/// A type-2 window over memory, as its BIND_MW says it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bind {
+    /// What the library knows the window by.
+    pub(super) window: *mut ibv_mw,
+    pub(super) memory: *mut ibv_mr,
+    pub(super) key: RKey,
+    pub(super) piece: Sge,
+    pub(super) rights: Rights,
+}
+
 /// Registered memory as the checks want it.
 #[derive(Debug)]
-struct Known {
+pub(super) struct Known {
     lkey: LKey,
+    pub(super) index: u32,
+    rights: Rights,
+    windows: bool,
     pd: usize,
     start: u64,
-    end: u64,
-    rights: Rights,
+    length: u64,
+    pub(super) raw: *mut ibv_mr,
     memory: Memory,
 }
 
@@ -99,174 +109,160 @@ impl Chain {
             pieces,
             stride,
             length: 0,
+            most: 0,
             qp: u32::MAX,
             refused: false,
             poisoned: false,
-            changes: 0,
-            stray: None,
+            changes: false,
+            number: 1,
         }
     }
 
     pub(super) const fn clear(&mut self) {
-        self.length = 0;
+        (self.length, self.most) = (0, 0);
+        self.number = self.number.wrapping_add(1);
         self.qp = u32::MAX;
         self.refused = false;
         self.poisoned = false;
-        self.changes = 0;
+        self.changes = false;
     }
 
-    /// Writes the next request; it is not part of the chain before `length` says so.
+    /// Its first request and its last one, if it has `count` of them.
     #[inline]
-    pub(super) fn build(
+    pub(super) fn ends(&mut self, count: usize) -> Option<(*mut ibv_send_wr, *mut ibv_send_wr)> {
+        let first = self.wrs.as_mut_ptr();
+        let last = count.checked_sub(1).filter(|last| *last < self.wrs.len())?;
+        // SAFETY: it is in the array.
+        Some((first, unsafe { first.add(last) }))
+    }
+
+    /// All of it was taken. The next one is likely to be of the same queue pair.
+    #[inline]
+    pub(super) const fn begin_again(&mut self) {
+        let (qp, left) = (self.qp, self.most.saturating_sub(self.length));
+        self.clear();
+        (self.qp, self.most) = (qp, left);
+    }
+
+    /// One has been queued or refused, and not been rung for.
+    pub(super) const fn is_open(&self) -> bool {
+        self.length > 0 || self.refused
+    }
+
+    /// From now on none is taken.
+    pub(super) const fn refuse(&mut self) {
+        self.refused = true;
+        self.most = 0;
+    }
+
+    // These write the next request, which is not part of the chain before `length` says so.
+
+    /// SEND, or SEND_WITH_INV.
+    #[inline]
+    pub(super) fn send(
         &mut self,
-        wr: &SendWr<'_>,
-        asker: &Asker<'_>,
+        facts: &Facts,
+        head: Head,
         memories: &Memories,
-        windows: &mut Windows,
-        free: impl Fn(Binding) -> bool,
-    ) -> Built {
-        let start = self.length.wrapping_mul(self.stride);
-        let end = start.wrapping_add(self.stride);
-        let (Some(out), Some(pieces)) = (
-            self.wrs.get_mut(self.length),
-            self.pieces.get_mut(start..end),
-        ) else {
-            return Built::Refused;
-        };
-        out.wr_id = asker.token;
-        out.send_flags = if asker.signalled {
-            IBV_SEND_SIGNALED
-        } else {
-            0
-        };
-        match *wr {
-            SendWr::Send {
-                message,
-                invalidate,
-            } => {
-                let list = [message];
-                let gathered = memories.gather(&list, asker, Rights::empty(), pieces);
-                let opcode = if invalidate.is_some() {
-                    IBV_WR_SEND_WITH_INV
-                } else {
-                    IBV_WR_SEND
-                };
-                let word = invalidate.map_or(0, |key| key.0);
-                carry(out, opcode, word, gathered, asker.facts.inline)
-            }
-            SendWr::Write { local, remote, imm } => {
-                let gathered = memories.gather(local, asker, Rights::empty(), pieces);
-                let opcode = if imm.is_some() {
-                    IBV_WR_RDMA_WRITE_WITH_IMM
-                } else {
-                    IBV_WR_RDMA_WRITE
-                };
-                aim(out, remote);
-                carry(
-                    out,
-                    opcode,
-                    imm.unwrap_or(0).to_be(),
-                    gathered,
-                    asker.facts.inline,
-                )
-            }
-            SendWr::Read { local, remote } => {
-                if !asker.facts.reads {
-                    // Nothing was negotiated for it, and it would never complete.
-                    return Built::Refused;
-                }
-                let gathered = memories.gather(local, asker, Rights::LOCAL_WRITE, pieces);
-                aim(out, remote);
-                carry(out, IBV_WR_RDMA_READ, 0, gathered, 0)
-            }
-            SendWr::Register {
-                region,
-                key,
-                rights,
-                base,
-                length,
-                layout,
-            } => {
-                let Layout::Window(piece) = layout else {
-                    return Built::Refused;
-                };
-                let Some(slot) = windows.get_mut(region) else {
-                    return Built::Fails(Status::Bind);
-                };
-                if slot.queued {
-                    // The next chain can take it.
-                    return Built::Refused;
-                }
-                let known = memories.find(piece, asker.facts.pd);
-                // A window has no local key, hence no right of ours.
-                let remote = rights.difference(Rights::LOCAL_WRITE);
-                let Some((memory, known)) = known else {
-                    return Built::Fails(Status::Bind);
-                };
-                let right = length != 0
-                    && piece.length == length
-                    && base == piece.address
-                    && known.memory.windows
-                    && allows(known.rights, remote)
-                    && key.0 >> 8 == slot.key.0 >> 8
-                    && key != slot.key
-                    && slot.pd == asker.facts.pd
-                    && free(slot.binding);
-                if !right {
-                    return Built::Fails(Status::Bind);
-                }
-                out.opcode = IBV_WR_BIND_MW;
-                out.num_sge = 0;
-                // Not zero is EINVAL (rxe).
-                out.__bindgen_anon_1.imm_data = 0;
-                let binding = Binding::Live {
-                    qp: asker.qp,
-                    generation: asker.facts.generation,
-                    memory,
-                };
-                // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
-                let bind = unsafe { &mut out.__bindgen_anon_2.bind_mw };
-                bind.mw = slot.raw;
-                bind.rkey = key.0;
-                bind.bind_info = ibv_mw_bind_info {
-                    mr: known.memory.raw.raw,
-                    addr: piece.address,
-                    length: u64::from(length),
-                    mw_access_flags: access(remote),
-                };
-                Built::Ready(windows.change(region, true, key, binding))
-            }
-            SendWr::Invalidate { key } => {
-                let Some(region) = windows.find(key) else {
-                    return Built::Fails(Status::LocalOperation);
-                };
-                let bound = windows.get_mut(region).map(|slot| (slot.key, slot.binding));
-                let Some((
-                    bound,
-                    Binding::Live {
-                        qp,
-                        generation,
-                        memory,
-                    },
-                )) = bound
-                else {
-                    return Built::Fails(Status::LocalOperation);
-                };
-                if bound != key || qp != asker.qp || generation != asker.facts.generation {
-                    return Built::Fails(Status::LocalOperation);
-                }
-                out.opcode = IBV_WR_LOCAL_INV;
-                out.num_sge = 0;
-                out.__bindgen_anon_1.invalidate_rkey = key.0;
-                let binding = Binding::Dying {
-                    qp,
-                    generation,
-                    position: asker.position,
-                    memory,
-                };
-                Built::Ready(windows.change(region, false, key, binding))
-            }
+        message: Sge,
+        invalidate: Option<RKey>,
+    ) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        match invalidate {
+            Some(key) => begin(out, head, IBV_WR_SEND_WITH_INV, key.0),
+            None => begin(out, head, IBV_WR_SEND, 0),
         }
+        let at = self.length.wrapping_mul(self.stride);
+        let total = memories.gather(
+            out,
+            &mut self.pieces,
+            at,
+            facts,
+            &[message],
+            Rights::empty(),
+        )?;
+        ride_inside(out, total, facts);
+        Ok(())
+    }
+
+    /// RDMA WRITE. Immediate data is big-endian for the library (`ibv_post_send(3)`).
+    #[inline]
+    pub(super) fn write(
+        &mut self,
+        facts: &Facts,
+        head: Head,
+        memories: &Memories,
+        local: &[Sge],
+        remote: Remote,
+        imm: Option<u32>,
+    ) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        match imm {
+            Some(imm) => begin(out, head, IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be()),
+            None => begin(out, head, IBV_WR_RDMA_WRITE, 0),
+        }
+        aim(out, remote);
+        let at = self.length.wrapping_mul(self.stride);
+        let total = memories.gather(out, &mut self.pieces, at, facts, local, Rights::empty())?;
+        ride_inside(out, total, facts);
+        Ok(())
+    }
+
+    /// RDMA READ. It brings bytes, so that none ride inside.
+    #[inline]
+    pub(super) fn read(
+        &mut self,
+        facts: &Facts,
+        head: Head,
+        memories: &Memories,
+        local: &[Sge],
+        remote: Remote,
+    ) -> Result<(), Trouble> {
+        if !facts.reads {
+            // Nothing was negotiated for it, and it would never complete.
+            return Err(Trouble::Refused);
+        }
+        let out = next(&mut self.wrs, self.length)?;
+        begin(out, head, IBV_WR_RDMA_READ, 0);
+        aim(out, remote);
+        let at = self.length.wrapping_mul(self.stride);
+        memories.gather(out, &mut self.pieces, at, facts, local, Rights::LOCAL_WRITE)?;
+        Ok(())
+    }
+
+    /// BIND_MW.
+    #[inline]
+    pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        // Immediate data that is not zero is EINVAL (rxe).
+        begin(out, head, IBV_WR_BIND_MW, 0);
+        // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
+        let to = unsafe { &mut out.__bindgen_anon_2.bind_mw };
+        to.mw = bind.window;
+        to.rkey = bind.key.0;
+        to.bind_info = ibv_mw_bind_info {
+            mr: bind.memory,
+            addr: bind.piece.address,
+            length: u64::from(bind.piece.length),
+            mw_access_flags: access(bind.rights),
+        };
+        self.changes = true;
+        Ok(())
+    }
+
+    /// LOCAL_INV.
+    #[inline]
+    pub(super) fn invalidate(&mut self, head: Head, key: RKey) -> Result<(), Trouble> {
+        let out = next(&mut self.wrs, self.length)?;
+        begin(out, head, IBV_WR_LOCAL_INV, key.0);
+        self.changes = true;
+        Ok(())
+    }
+
+    /// All of it is flushed: nothing of it changes a window, or fails of itself.
+    pub(super) const fn forget_changes(&mut self) {
+        self.changes = false;
+        self.poisoned = false;
     }
 
     /// In place of one that would fail: it does so on any device, and nothing leaves.
@@ -295,6 +291,15 @@ impl Chain {
     }
 }
 
+impl Known {
+    /// A window with these rights of a peer may lie over it: one that it may write through over memory that we may
+    /// write (`ibv_bind_mw(3)`).
+    pub(super) const fn carries(&self, rights: Rights) -> bool {
+        self.windows
+            && (!rights.contains(Rights::REMOTE_WRITE) || self.rights.contains(Rights::LOCAL_WRITE))
+    }
+}
+
 impl Memories {
     pub(super) fn new(most: usize, max_message: u32) -> Self {
         Self {
@@ -306,15 +311,21 @@ impl Memories {
 
     pub(super) fn add(&mut self, memory: Memory) -> Result<LKey, Memory> {
         let lkey = memory.lkey();
+        let Ok(index) = u32::try_from(self.list.len()) else {
+            return Err(memory);
+        };
         if self.list.len() >= self.most || self.list.iter().any(|known| known.lkey == lkey) {
             return Err(memory);
         }
         self.list.push(Known {
             lkey,
+            index,
+            rights: memory.rights,
+            windows: memory.windows,
             pd: memory.domain(),
             start: memory.start,
-            end: memory.end,
-            rights: memory.rights,
+            length: memory.end.saturating_sub(memory.start),
+            raw: memory.raw.raw,
             memory,
         });
         Ok(lkey)
@@ -328,75 +339,108 @@ impl Memories {
     #[inline]
     pub(super) fn takes(&self, piece: Sge, pd: usize) -> bool {
         piece.length == 0
-            || self
-                .find(piece, pd)
-                .is_some_and(|(_, known)| known.rights.contains(Rights::LOCAL_WRITE))
+            || u64::from(piece.length) <= self.max_message
+                && self
+                    .find(piece, pd)
+                    .is_some_and(|known| known.rights.contains(Rights::LOCAL_WRITE))
     }
 
     /// The memory that a piece lies in, whole, in this protection domain. There are few.
     #[inline]
-    fn find(&self, piece: Sge, pd: usize) -> Option<(u32, &Known)> {
-        let end = piece.address.checked_add(u64::from(piece.length))?;
-        self.list
-            .iter()
-            .zip(0..)
-            .find(|(known, _)| known.lkey == piece.lkey)
-            .filter(|(known, _)| known.pd == pd && known.start <= piece.address && end <= known.end)
-            .map(|(known, index)| (index, known))
+    pub(super) fn find(&self, piece: Sge, pd: usize) -> Option<&Known> {
+        let known = self.list.iter().find(|known| known.lkey == piece.lkey)?;
+        // Wraps, and is more than any length, if it begins before.
+        let offset = piece.address.wrapping_sub(known.start);
+        let left = known.length.checked_sub(offset)?;
+        (known.pd == pd && u64::from(piece.length) <= left).then_some(known)
     }
 
-    /// Copies the pieces that are not empty (mlx5 takes 0 for 2 GiB): how many, and their length in all.
+    /// Gives a request its pieces, whose room begins at `at`: their length in all.
     #[inline]
     fn gather(
         &self,
+        out: &mut ibv_send_wr,
+        room: &mut [ibv_sge],
+        at: usize,
+        facts: &Facts,
         list: &[Sge],
-        asker: &Asker<'_>,
         needs: Rights,
-        out: &mut [ibv_sge],
-    ) -> Result<(i32, u64), Built> {
-        if list.len() > asker.facts.max_sge {
-            return Err(Built::Refused);
+    ) -> Result<u64, Trouble> {
+        let &[piece] = list else {
+            return self.gather_list(out, room, at, facts, list, needs);
+        };
+        if piece.length == 0 {
+            return Ok(0);
         }
+        self.check(piece, facts, needs)?;
+        *room.get_mut(at).ok_or(Trouble::Refused)? = raw_piece(piece);
+        out.num_sge = 1;
+        let total = u64::from(piece.length);
+        if total > self.max_message {
+            return Err(Trouble::Fails(Status::LocalLength));
+        }
+        Ok(total)
+    }
+
+    /// Those that are empty are left out (mlx5 takes 0 for 2 GiB).
+    #[inline(never)]
+    fn gather_list(
+        &self,
+        out: &mut ibv_send_wr,
+        room: &mut [ibv_sge],
+        at: usize,
+        facts: &Facts,
+        list: &[Sge],
+        needs: Rights,
+    ) -> Result<u64, Trouble> {
+        if list.len() > facts.max_sge {
+            return Err(Trouble::Refused);
+        }
+        let mut room = room.get_mut(at..).unwrap_or_default().iter_mut();
         let (mut count, mut total) = (0, 0_u64);
-        let mut room = out.iter_mut();
-        for piece in list.iter().filter(|piece| piece.length != 0) {
-            let known = self.find(*piece, asker.facts.pd);
-            if !known.is_some_and(|(_, known)| known.rights.contains(needs)) {
-                return Err(Built::Fails(Status::LocalProtection));
-            }
-            let Some(room) = room.next() else {
-                return Err(Built::Refused);
-            };
-            *room = raw_piece(*piece);
+        for &piece in list.iter().filter(|piece| piece.length != 0) {
+            self.check(piece, facts, needs)?;
+            *room.next().ok_or(Trouble::Refused)? = raw_piece(piece);
             count += 1;
             total = total.wrapping_add(u64::from(piece.length));
         }
         if total > self.max_message {
-            return Err(Built::Fails(Status::LocalLength));
+            return Err(Trouble::Fails(Status::LocalLength));
         }
-        Ok((count, total))
+        out.num_sge = count;
+        Ok(total)
+    }
+
+    #[inline]
+    fn check(&self, piece: Sge, facts: &Facts, needs: Rights) -> Result<(), Trouble> {
+        match self.find(piece, facts.pd) {
+            Some(known) if known.rights.contains(needs) => Ok(()),
+            _ => Err(Trouble::Fails(Status::LocalProtection)),
+        }
     }
 }
 
 #[inline]
-fn carry(
-    out: &mut ibv_send_wr,
-    opcode: ibv_wr_opcode,
-    word: u32,
-    gathered: Result<(i32, u64), Built>,
-    inline: u32,
-) -> Built {
-    let (count, total) = match gathered {
-        Ok(gathered) => gathered,
-        Err(built) => return built,
-    };
+fn next(wrs: &mut [ibv_send_wr], at: usize) -> Result<&mut ibv_send_wr, Trouble> {
+    wrs.get_mut(at).ok_or(Trouble::Refused)
+}
+
+/// `word` is `imm_data` or `invalidate_rkey`.
+#[inline]
+const fn begin(out: &mut ibv_send_wr, head: Head, opcode: ibv_wr_opcode, word: u32) {
+    out.wr_id = head.token;
     out.opcode = opcode;
-    out.num_sge = count;
+    out.num_sge = 0;
+    out.send_flags = if head.signalled { IBV_SEND_SIGNALED } else { 0 };
     out.__bindgen_anon_1.imm_data = word;
-    if total <= u64::from(inline) && total != 0 {
+}
+
+/// Short ones do.
+#[inline]
+const fn ride_inside(out: &mut ibv_send_wr, total: u64, facts: &Facts) {
+    if total <= facts.inline as u64 && total != 0 {
         out.send_flags |= IBV_SEND_INLINE;
     }
-    Built::Ready(None)
 }
 
 #[inline]
@@ -405,11 +449,6 @@ fn aim(out: &mut ibv_send_wr, remote: Remote) {
     let rdma = unsafe { &mut out.wr.rdma };
     rdma.remote_addr = remote.address;
     rdma.rkey = remote.rkey.0;
-}
-
-/// A window that a peer may write through lies over memory that we may write.
-const fn allows(memory: Rights, remote: Rights) -> bool {
-    !remote.contains(Rights::REMOTE_WRITE) || memory.contains(Rights::LOCAL_WRITE)
 }
 
 #[inline]

@@ -11,8 +11,6 @@ use rdma_core_sys::types::{
     IBV_WC_WR_FLUSH_ERR, ibv_wc, ibv_wc_status,
 };
 
-use super::quirks::Quirks;
-
 /// The id of a work request as the device has it: which queue of which queue pair, and where in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Token {
@@ -42,6 +40,28 @@ pub(super) enum Outcome {
 impl Token {
     pub(super) const GENERATIONS: u16 = 0x7fff;
 
+    /// Set in the ids of receives alone.
+    pub(super) const RECEIVE: u64 = 1 << 63;
+
+    /// What all ids of one queue pair have in common: slot and generation.
+    #[inline]
+    pub(super) const fn owner(id: u64) -> u64 {
+        id & 0x7fff_ffff_0000_0000
+    }
+
+    /// The slot of the queue pair that an id is of.
+    #[inline]
+    pub(super) const fn slot(id: u64) -> usize {
+        (id >> 32) as usize & 0xffff
+    }
+
+    /// The place in its queue.
+    #[inline]
+    #[expect(clippy::cast_possible_truncation, reason = "the lower half")]
+    pub(super) const fn position(id: u64) -> u32 {
+        id as u32
+    }
+
     #[inline]
     pub(super) const fn pack(self) -> u64 {
         (self.receive as u64) << 63
@@ -62,9 +82,10 @@ impl Token {
     }
 }
 
-/// Reads a completion.
+/// Reads a completion. `invalidated` is the flag that says that a key was
+/// ([`Quirks::invalidated_flag`](super::quirks::Quirks::invalidated_flag)).
 #[inline]
-pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
+pub(super) fn decode(wc: &ibv_wc, receive: bool, invalidated: u32) -> Outcome {
     if wc.status != IBV_WC_SUCCESS {
         return Outcome::Failed(status(wc.status, receive));
     }
@@ -74,7 +95,7 @@ pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
     // SAFETY: both fields of the union are a `u32`, and `wc` is initialised.
     let word = unsafe { wc.__bindgen_anon_1.invalidated_rkey };
     let imm = wc.wc_flags & IBV_WC_WITH_IMM != 0;
-    let invalidated = !imm && wc.wc_flags & quirks.invalidated_flag() != 0;
+    let invalidated = !imm && wc.wc_flags & invalidated != 0;
     Outcome::Arrived(Arrival {
         length: wc.byte_len,
         imm: imm.then_some(u32::from_be(word)),
@@ -83,7 +104,8 @@ pub(super) fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
 }
 
 /// `enum ibv_wc_status` as the contract says it.
-fn status(status: ibv_wc_status, receive: bool) -> Status {
+#[cold]
+const fn status(status: ibv_wc_status, receive: bool) -> Status {
     match status {
         IBV_WC_WR_FLUSH_ERR => Status::Flushed,
         IBV_WC_LOC_LEN_ERR => Status::LocalLength,
@@ -103,13 +125,17 @@ fn status(status: ibv_wc_status, receive: bool) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use super::{Arrival, Outcome, Token, decode};
+    use super::{Arrival, Outcome, Token};
     use crate::verbs::quirks::Quirks;
     use crate::verbs::stub::garbage;
     use o2poll_dataplane::nic::{RKey, Status};
     use rdma_core_sys::types::{IBV_WC_REM_INV_REQ_ERR, IBV_WC_WR_FLUSH_ERR, ibv_wc};
 
     const CARD: Quirks = Quirks::empty();
+
+    fn decode(wc: &ibv_wc, receive: bool, quirks: Quirks) -> Outcome {
+        super::decode(wc, receive, quirks.invalidated_flag())
+    }
 
     /// Every byte of it is this.
     fn filled(byte: u8) -> ibv_wc {

@@ -9,6 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use rdma_core_sys::inline::{ibv_query_gid_table, ibv_query_port};
+use rdma_core_sys::libibverbs;
 use rdma_core_sys::types::{
     IBV_DEVICE_MEM_WINDOW_TYPE_2A, IBV_DEVICE_MEM_WINDOW_TYPE_2B, IBV_EVENT_COMM_EST,
     IBV_EVENT_CQ_ERR, IBV_EVENT_DEVICE_FATAL, IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL,
@@ -16,12 +17,11 @@ use rdma_core_sys::types::{
     IBV_PORT_ACTIVE, ibv_async_event, ibv_context, ibv_device_attr, ibv_gid_entry, ibv_mtu,
     ibv_port_attr,
 };
-use rdma_core_sys::{Libibverbs, libibverbs};
 
+use super::DeviceError;
 use super::objects::{nonblocking, readable};
 use super::quirks::Quirks;
 use super::raw::{Calls, Context, Cq};
-use super::{DeviceError, last_error};
 
 /// An open device. Clones are the same one; it is closed when nothing that was made with it is left.
 #[derive(Clone)]
@@ -29,7 +29,6 @@ pub struct Device(Arc<Inner>);
 
 struct Inner {
     context: Arc<Context>,
-    library: &'static Libibverbs,
     name: String,
     attr: ibv_device_attr,
     quirks: Quirks,
@@ -101,7 +100,7 @@ impl Device {
     /// When libibverbs is not there, or cannot say.
     pub fn names() -> Result<Vec<String>, DeviceError> {
         let library = libibverbs().map_err(DeviceError::Library)?;
-        let list = List::new(library)?;
+        let list = List::new(Calls::of(library))?;
         Ok(list.iter().map(|(name, _)| name).collect())
     }
 
@@ -111,11 +110,15 @@ impl Device {
     /// When libibverbs is not there, when there is no such device, and as the library says.
     pub fn open(name: &str) -> Result<Self, DeviceError> {
         let library = libibverbs().map_err(DeviceError::Library)?;
-        let list = List::new(library)?;
-        let failed = |what| DeviceError::Call {
+        Self::open_with(Calls::of(library), name)
+    }
+
+    pub(super) fn open_with(calls: Calls, name: &str) -> Result<Self, DeviceError> {
+        let list = List::new(calls)?;
+        let failed = |what, source| DeviceError::Call {
             what,
             device: name.to_owned(),
-            source: io::Error::last_os_error(),
+            source,
         };
         let Some((_, device)) = list.iter().find(|(found, _)| found == name) else {
             let have: Vec<String> = list.iter().map(|(name, _)| name).collect();
@@ -129,24 +132,21 @@ impl Device {
             });
         };
         // SAFETY: it is in the list, which is not freed yet.
-        let raw = unsafe { library.ibv_open_device(device) };
+        let raw = unsafe { (calls.open_device)(device) };
         if raw.is_null() {
-            return Err(failed("ibv_open_device"));
+            return Err(failed("ibv_open_device", io::Error::last_os_error()));
         }
-        let context = Arc::new(Context {
-            raw,
-            calls: Calls::of(library),
-        });
+        let context = Arc::new(Context { raw, calls });
         let mut attr = ibv_device_attr::default();
         // SAFETY: the context is open.
-        if unsafe { library.ibv_query_device(raw, &mut attr) } != 0 {
-            return Err(failed("ibv_query_device"));
+        let errno = unsafe { (calls.query_device)(raw, &mut attr) };
+        if errno != 0 {
+            return Err(failed("ibv_query_device", answered(errno)));
         }
         // SAFETY: the context is open. Who waits for events does so with `poll(2)`.
         unsafe { nonblocking((*raw).async_fd) };
         Ok(Self(Arc::new(Inner {
             context,
-            library,
             name: name.to_owned(),
             attr,
             quirks: Quirks::of_vendor(attr.vendor_id),
@@ -185,16 +185,29 @@ impl Device {
         self.0.attr.device_cap_flags & flags != 0
     }
 
-    /// What a port is like now.
+    /// What a port is like now. They are counted from 1.
     ///
     /// # Errors
-    /// As the library says.
+    /// When there is no such port, and as the library says.
     pub fn port(&self, port: u8) -> Result<Port, DeviceError> {
         let mut attr = ibv_port_attr::default();
+        let have = self.0.attr.phys_port_cnt;
+        if port == 0 || port > have {
+            return Err(DeviceError::NoPort {
+                device: self.0.name.clone(),
+                port,
+                have,
+            });
+        }
+        let symbol = self.calls().query_port;
         // SAFETY: the context is open.
-        let failed = unsafe { ibv_query_port(self.library(), self.raw_context(), port, &mut attr) };
-        if failed != 0 {
-            return Err(last_error("ibv_query_port", self));
+        let errno = unsafe { ibv_query_port(symbol, self.raw_context(), port, &mut attr) };
+        if errno != 0 {
+            return Err(DeviceError::Call {
+                what: "ibv_query_port",
+                device: self.0.name.clone(),
+                source: answered(errno),
+            });
         }
         Ok(Port {
             active: attr.state == IBV_PORT_ACTIVE,
@@ -202,6 +215,26 @@ impl Device {
             max_message: attr.max_msg_sz,
             lid: attr.lid,
             ethernet: u32::from(attr.link_layer) == IBV_LINK_LAYER_ETHERNET,
+        })
+    }
+
+    /// The same of one that carries traffic.
+    ///
+    /// # Errors
+    /// When there is no such port, when it is not active, and as the library says.
+    pub fn active_port(&self, port: u8) -> Result<Port, DeviceError> {
+        let found = self.port(port)?;
+        if found.active {
+            return Ok(found);
+        }
+        Err(DeviceError::PortDown {
+            device: self.0.name.clone(),
+            port,
+            remedy: if found.ethernet {
+                "bring its network interface up, and see that its cable is in (`rdma link show`, `ip link`)"
+            } else {
+                "see that its cable is in and that a subnet manager runs (`ibstat`)"
+            },
         })
     }
 
@@ -214,7 +247,7 @@ impl Device {
         // SAFETY: the context is open, and the table as long as is said.
         let count = unsafe {
             ibv_query_gid_table(
-                self.library(),
+                self.calls().query_gid_table,
                 self.raw_context(),
                 table.as_mut_ptr(),
                 table.len(),
@@ -285,11 +318,7 @@ impl Device {
         }
         let mut raw = MaybeUninit::<ibv_async_event>::zeroed();
         // SAFETY: the context is open. What it gives is acknowledged once, below.
-        if unsafe {
-            self.library()
-                .ibv_get_async_event(self.raw_context(), raw.as_mut_ptr())
-        } != 0
-        {
+        if unsafe { (self.calls().get_async_event)(self.raw_context(), raw.as_mut_ptr()) } != 0 {
             let error = io::Error::last_os_error();
             return match error.kind() {
                 // Another thread was faster.
@@ -301,7 +330,7 @@ impl Device {
         let mut raw = unsafe { raw.assume_init() };
         let event = self.read(&raw);
         // SAFETY: taken above, and not acknowledged yet.
-        unsafe { self.library().ibv_ack_async_event(&mut raw) };
+        unsafe { (self.calls().ack_async_event)(&mut raw) };
         Ok(Some(event))
     }
 
@@ -309,8 +338,8 @@ impl Device {
         &self.0.context
     }
 
-    pub(super) fn library(&self) -> &'static Libibverbs {
-        self.0.library
+    pub(super) fn calls(&self) -> &Calls {
+        &self.0.context.calls
     }
 
     /// A completion queue wants to be told of its fault.
@@ -349,7 +378,7 @@ impl Device {
 
     fn event_name(&self, event: u32) -> &'static str {
         // SAFETY: it knows all numbers, and answers with a constant, which is mapped for ever.
-        let name = unsafe { CStr::from_ptr(self.library().ibv_event_type_str(event)) };
+        let name = unsafe { CStr::from_ptr((self.calls().event_type_str)(event)) };
         name.to_str().unwrap_or("unknown event")
     }
 }
@@ -388,21 +417,21 @@ impl Gid {
 
 /// The list of devices, freed when it is dropped.
 struct List {
-    library: &'static Libibverbs,
+    calls: Calls,
     raw: *mut *mut rdma_core_sys::types::ibv_device,
     count: usize,
 }
 
 impl List {
-    fn new(library: &'static Libibverbs) -> Result<Self, DeviceError> {
+    fn new(calls: Calls) -> Result<Self, DeviceError> {
         let mut count = 0;
         // SAFETY: `count` is borrowed for the call.
-        let raw = unsafe { library.ibv_get_device_list(&mut count) };
+        let raw = unsafe { (calls.get_device_list)(&mut count) };
         if raw.is_null() {
             return Err(DeviceError::NoKernel(io::Error::last_os_error()));
         }
         Ok(Self {
-            library,
+            calls,
             raw,
             count: usize::try_from(count).unwrap_or(0),
         })
@@ -413,7 +442,7 @@ impl List {
             // SAFETY: the list has `count` entries and is not freed yet, and so are the names.
             unsafe {
                 let device = *self.raw.add(n);
-                let name = CStr::from_ptr(self.library.ibv_get_device_name(device));
+                let name = CStr::from_ptr((self.calls.get_device_name)(device));
                 (name.to_string_lossy().into_owned(), device)
             }
         })
@@ -423,7 +452,16 @@ impl List {
 impl Drop for List {
     fn drop(&mut self) {
         // SAFETY: got from the library, freed once. Open devices do not need it.
-        unsafe { self.library.ibv_free_device_list(self.raw) };
+        unsafe { (self.calls.free_device_list)(self.raw) };
+    }
+}
+
+/// What a call says that answers with an error number, or with -1 and `errno`.
+fn answered(answer: i32) -> io::Error {
+    if answer > 0 {
+        io::Error::from_raw_os_error(answer)
+    } else {
+        io::Error::last_os_error()
     }
 }
 

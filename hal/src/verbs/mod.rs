@@ -10,7 +10,8 @@
 //! | [`device`](Device) | which devices there are, their ports and addresses, what happens to them |
 //! | [`objects`](Domain) | protection domains, registered memory, windows, completion queues |
 //! | [`queue_pair`](QueuePair) | queue pairs, and how they are connected |
-//! | [`nic`](Verbs) | the contract: post, poll, adopt, retire |
+//! | [`nic`](Verbs) | the contract: adopt and retire, receive and poll |
+//! | `send` | the send side of it: requests into the open chain, and the chain to the device |
 //! | `chain` | work requests as the library wants them, checked before it sees them |
 //! | `slots` | what the driver keeps of each queue pair |
 //! | `windows` | the driver's own account of keys |
@@ -48,6 +49,7 @@ mod probe;
 mod queue_pair;
 mod quirks;
 mod raw;
+mod send;
 mod slots;
 #[cfg(any(test, feature = "verbs-stub"))]
 pub mod stub;
@@ -74,7 +76,7 @@ pub enum DeviceError {
     #[error("this kernel offers no RDMA devices to user space ({0}): modprobe ib_uverbs")]
     NoKernel(io::Error),
     /// A call of the library failed.
-    #[error("{what} on device {device}: {source}{}", remedy(source))]
+    #[error("{what} on device {device}: {source}{}", remedy(what, source))]
     Call {
         /// Which.
         what: &'static str,
@@ -104,6 +106,26 @@ pub enum DeviceError {
         /// There.
         have: String,
     },
+    /// There is no such port.
+    #[error("device {device} has no port {port}: {have} of them, counted from 1")]
+    NoPort {
+        /// Which device.
+        device: String,
+        /// Asked for.
+        port: u8,
+        /// How many there are.
+        have: u8,
+    },
+    /// A port that carries nothing.
+    #[error("port {port} of device {device} is not active: {remedy}")]
+    PortDown {
+        /// Which device.
+        device: String,
+        /// Which port.
+        port: u8,
+        /// What to do about it.
+        remedy: &'static str,
+    },
     /// A port without an address.
     #[error(
         "port {port} of device {device} has no address: give its network interface one, and bring it up"
@@ -113,6 +135,14 @@ pub enum DeviceError {
         device: String,
         /// Which port.
         port: u8,
+    },
+    /// A completion queue of another device, or one without a lock that was made for another thread.
+    #[error(
+        "a queue pair of device {device} cannot report to this completion queue: make both with the same domain"
+    )]
+    Mixed {
+        /// Of the queue pair.
+        device: String,
     },
     /// More than the device has.
     #[error("{what}: {asked} were asked for, and device {device} has {most}")]
@@ -136,10 +166,17 @@ pub enum DeviceError {
     },
 }
 
-fn remedy(error: &io::Error) -> &'static str {
-    match error.raw_os_error() {
-        Some(libc::ENOMEM) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
-        Some(libc::EPERM | libc::EACCES) => ": this needs access to /dev/infiniband/*",
+/// What to do about an error of the library.
+fn remedy(what: &str, error: &io::Error) -> &'static str {
+    match (what, error.raw_os_error()) {
+        ("ibv_create_qp", Some(libc::ENOMEM)) => {
+            ": ask for less (peer_credits), or raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)"
+        }
+        (_, Some(libc::ENOMEM)) => ": raise the limit of locked memory (ulimit -l, LimitMEMLOCK=)",
+        (_, Some(libc::EPERM | libc::EACCES)) => ": this needs access to /dev/infiniband/*",
+        ("ibv_open_device", Some(libc::ENOENT | libc::ENODEV | libc::ENXIO)) => {
+            ": there is no node of it in /dev/infiniband: modprobe ib_uverbs, and in a container pass the directory in"
+        }
         _ => "",
     }
 }

@@ -6,14 +6,14 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, LKey, Mechanisms, Nic, Qp, RKey, ReceiveQueue, Region,
-    Rejected, SendWr, Sge, Status, WrId,
+    Burst, Capabilities, Completion, Fault, LKey, Layout, Mechanisms, Nic, Qp, RKey, ReceiveQueue,
+    Region, Rejected, SendWr, Sge, Status, WrId,
 };
-use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_post_send, ibv_req_notify_cq};
-use rdma_core_sys::types::{ibv_qp, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc};
+use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_req_notify_cq};
+use rdma_core_sys::types::{ibv_recv_wr, ibv_sge, ibv_wc};
 
 use super::DeviceError;
-use super::chain::{Asker, Built, Chain, Memories};
+use super::chain::{Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
 use super::objects::{CompletionQueue, Domain, Memory, Window};
@@ -21,7 +21,8 @@ use super::probe::Findings;
 use super::queue_pair::QueuePair;
 use super::quirks::Quirks;
 use super::raw::Cq;
-use super::slots::{Note, Sent, Slot, is_before};
+use super::send::Registration;
+use super::slots::{Kind, Sent, Slot};
 use super::trap::Trap;
 use super::windows::{Binding, Windows};
 
@@ -60,16 +61,17 @@ pub struct Counts {
 /// A device of libibverbs, as one polling core sees it.
 pub struct Verbs {
     // In the order of their destruction.
-    windows: Windows,
-    slots: Box<[Slot]>,
-    chain: Chain,
-    memories: Memories,
-    trap: Trap,
+    pub(super) windows: Windows,
+    pub(super) slots: Box<[Slot]>,
+    pub(super) chain: Chain,
+    pub(super) memories: Memories,
+    pub(super) trap: Trap,
     cq: CompletionQueue,
     capabilities: Capabilities,
-    quirks: Quirks,
+    /// [`Quirks::invalidated_flag`].
+    invalidated: u32,
     limits: Limits,
-    counts: Counts,
+    pub(super) counts: Counts,
 }
 
 impl Verbs {
@@ -83,7 +85,7 @@ impl Verbs {
         findings: &Findings,
         limits: Limits,
     ) -> Result<Self, DeviceError> {
-        let trap = Trap::new(&Domain::new(device)?)?;
+        let trap = Trap::new(&Domain::of_memory(device)?)?;
         let message = device.port(1).map_or(1 << 31, |port| port.max_message);
         let capabilities = capabilities(device, findings, &limits);
         Ok(Self::of(
@@ -101,21 +103,22 @@ impl Verbs {
         trap: Trap,
         capabilities: Capabilities,
         quirks: Quirks,
-        limits: Limits,
+        mut limits: Limits,
         max_message: u32,
     ) -> Self {
+        limits.max_sge = limits.max_sge.max(1);
         let pairs = limits.queue_pairs.min(1 << 16) as usize;
         Self {
             windows: Windows::new(limits.windows as usize),
             slots: core::iter::repeat_with(|| Slot::empty(&limits))
                 .take(pairs)
                 .collect(),
-            chain: Chain::new(limits.send_wr as usize, limits.max_sge.max(1) as usize),
+            chain: Chain::new(limits.send_wr as usize, limits.max_sge as usize),
             memories: Memories::new(limits.memories as usize, max_message),
             trap,
             cq,
             capabilities,
-            quirks,
+            invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
         }
@@ -141,138 +144,95 @@ impl Verbs {
         self.counts
     }
 
-    /// Whether the window is bound to nothing when `asker` comes to bind it.
-    fn rebindable(slots: &[Slot], asker: &Asker<'_>, binding: Binding) -> bool {
-        match binding {
-            Binding::Free => true,
-            Binding::Live { .. } => false,
-            // Behind its INVALIDATE on the same queue, or after it.
-            Binding::Dying {
-                qp,
-                generation,
-                position,
-                ..
-            } => {
-                (qp, generation) == (asker.qp, asker.facts.generation)
-                    || slots
-                        .get(qp as usize)
-                        .is_some_and(|slot| slot.is_done(generation, position))
-            }
-        }
-    }
-
-    /// Hands `count` requests over: how many were taken.
-    fn post(&mut self, raw: *mut ibv_qp, count: usize) -> usize {
-        let first = self.chain.wrs.as_mut_ptr();
-        let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) else {
-            return 0;
-        };
-        let next = core::mem::replace(&mut last.next, null_mut());
-        let mut bad: *mut ibv_send_wr = null_mut();
-        // SAFETY: the queue pair is held by its slot; the requests are linked, end in null, and name memory and
-        // windows that this value holds. The library reads them and returns.
-        let failed = unsafe { ibv_post_send(raw, first, &mut bad) };
-        if let Some(last) = self.chain.wrs.get_mut(count.wrapping_sub(1)) {
-            last.next = next;
-        }
-        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
-        if failed == 0 || bad.is_null() {
-            // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
-            return count;
-        }
-        let offset = bad.addr().wrapping_sub(first.addr());
-        let taken = offset / size_of::<ibv_send_wr>();
-        // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
-        if taken < count { taken } else { 0 }
-    }
-
-    /// What a completion means.
+    /// Adds what a completion means. There is room: as many were asked for.
     #[inline]
-    fn take(&mut self, wc: &ibv_wc) -> Option<Completion> {
+    fn take(&mut self, wc: &ibv_wc, out: &mut Burst) {
         let token = Token::unpack(wc.wr_id);
         let Some(slot) = self
             .slots
             .get_mut(usize::from(token.slot))
-            .filter(|slot| slot.pair.is_some() && slot.facts.generation == token.generation)
+            .filter(|slot| slot.owner == Token::owner(wc.wr_id))
         else {
             self.counts.strangers = self.counts.strangers.wrapping_add(1);
-            return None;
+            return;
         };
         let next = token.position.wrapping_add(1);
-        let outcome = decode(wc, token.receive, self.quirks);
         if token.receive {
-            let id = *slot.receives.get(slot.receive_index(token.position))?;
+            let Some(&id) = slot.receives.get(slot.receive_index(token.position)) else {
+                return;
+            };
             slot.recv_freed = next;
-            return Some(match outcome {
+            match decode(wc, true, self.invalidated) {
                 Outcome::Arrived(arrival) => {
                     if let Some(key) = arrival.invalidated {
                         self.windows.killed(key);
                     }
-                    Completion::Received {
+                    let _ = out.push(Completion::Received {
                         id,
                         length: arrival.length,
                         imm: arrival.imm,
                         invalidated: arrival.invalidated,
-                    }
+                    });
                 }
                 Outcome::Failed(status) => {
                     slot.failed = true;
-                    Completion::Failed { id, status }
+                    self.chain.most = 0;
+                    let _ = out.push(Completion::Failed { id, status });
                 }
                 // A receive is never one.
-                Outcome::Sent => return None,
-            });
-        }
-        let sent = *slot.sends.get(slot.send_index(token.position))?;
-        slot.freed = next;
-        let Outcome::Failed(status) = outcome else {
-            if sent.fails {
-                return self.surprised(token, sent.id);
+                Outcome::Sent => {}
             }
-            return Some(Completion::Done { id: sent.id });
+            return;
+        }
+        let Some(&Sent { id, kind, .. }) = slot.sent(token.position) else {
+            return;
         };
-        slot.failed = true;
-        Some(Completion::Failed {
-            id: sent.id,
-            status: if sent.noted {
-                self.explain(token, status)
-            } else {
-                status
-            },
-        })
+        slot.freed = next;
+        if let Outcome::Failed(status) = decode(wc, false, self.invalidated) {
+            slot.failed = true;
+            self.chain.most = 0;
+            let status = self.explain(token, kind, status);
+            let _ = out.push(Completion::Failed { id, status });
+        } else if kind == Kind::Fails {
+            self.surprised(token, id, out);
+        } else {
+            let _ = out.push(Completion::Done { id });
+        }
     }
 
-    /// A noted request failed: its change is undone, and if it stood for one that had to fail, why.
+    /// A request failed: its change is undone, and if it stood for one that had to fail, why.
     #[cold]
-    fn explain(&mut self, token: Token, status: Status) -> Status {
-        let note = self
-            .slots
-            .get(usize::from(token.slot))
-            .and_then(|slot| slot.notes.get(slot.send_index(token.position)).copied());
-        let Some(note) = note else {
-            return status;
-        };
-        if let Some(change) = note.change {
-            self.windows.undo(&change);
-        }
-        match note.verdict {
+    fn explain(&mut self, token: Token, kind: Kind, status: Status) -> Status {
+        let slot = self.slots.get(usize::from(token.slot));
+        let sent = slot.and_then(|slot| slot.sent(token.position));
+        match (kind, sent) {
+            (Kind::Changes, Some(sent)) => {
+                self.windows.undo(&sent.change);
+                status
+            }
             // Flushed: it never had its turn.
-            Some(verdict) if status != Status::Flushed => verdict,
+            (Kind::Fails, Some(sent)) if status != Status::Flushed => {
+                sent.verdict.unwrap_or(status)
+            }
             _ => status,
         }
     }
 
     /// A request is done although it had to fail.
     #[cold]
-    fn surprised(&mut self, token: Token, id: WrId) -> Option<Completion> {
-        let slot = self.slots.get_mut(usize::from(token.slot))?;
-        let note = slot.notes.get(slot.send_index(token.position))?;
-        let Some(status) = note.verdict else {
-            return Some(Completion::Done { id });
+    fn surprised(&mut self, token: Token, id: WrId, out: &mut Burst) {
+        let Some(slot) = self.slots.get_mut(usize::from(token.slot)) else {
+            return;
         };
         slot.failed = true;
-        slot.pair.as_ref()?.raw.fail();
-        Some(Completion::Failed { id, status })
+        self.chain.most = 0;
+        if let Some(pair) = &slot.pair {
+            pair.raw.fail();
+        }
+        let sent = slot.sent(token.position);
+        let verdict = sent.and_then(|sent| sent.verdict);
+        let status = verdict.unwrap_or(Status::LocalOperation);
+        let _ = out.push(Completion::Failed { id, status });
     }
 }
 
@@ -303,11 +263,11 @@ impl Nic for Verbs {
         let (true, Some(at)) = (fits, free) else {
             return Err(qp);
         };
-        let (Some(slot), Ok(index)) = (self.slots.get_mut(at), u32::try_from(at)) else {
+        let (Some(slot), Ok(place)) = (self.slots.get_mut(at), u16::try_from(at)) else {
             return Err(qp);
         };
-        slot.adopt(qp);
-        Ok(Qp(index))
+        slot.adopt(place, qp);
+        Ok(Qp(place.into()))
     }
 
     fn fail(&mut self, qp: Qp) {
@@ -316,6 +276,7 @@ impl Nic for Verbs {
         {
             pair.raw.fail();
             slot.failed = true;
+            self.chain.most = 0;
         }
     }
 
@@ -323,41 +284,25 @@ impl Nic for Verbs {
     /// it hold it, so that it is destroyed after them.
     fn retire(&mut self, qp: Qp) -> Option<QueuePair> {
         if self.chain.qp == qp.0 {
-            self.withdraw(qp.0, 0);
+            self.withdraw(qp, 0);
             self.chain.clear();
         }
         let slot = self.slots.get_mut(qp.0 as usize)?;
-        let pair = slot.pair.take()?;
-        slot.raw = null_mut();
-        let own = (qp.0, slot.facts.generation);
-        let freed = slot.freed;
-        for window in self.windows.iter_mut() {
-            let (on, memory, done) = match window.binding {
-                Binding::Free => continue,
-                Binding::Live {
-                    qp,
-                    generation,
-                    memory,
-                } => ((qp, generation), memory, false),
-                Binding::Dying {
-                    qp,
-                    generation,
-                    position,
-                    memory,
-                } => ((qp, generation), memory, is_before(position, freed)),
+        for (known, window) in self.windows.iter_mut() {
+            let memory = match known.binding {
+                Binding::Live { owner, memory } if owner == slot.owner => memory,
+                Binding::Dying { token, .. } if slot.is_done(token) => {
+                    known.binding = Binding::Free;
+                    continue;
+                }
+                Binding::Dying { token, memory } if Token::owner(token) == slot.owner => memory,
+                _ => continue,
             };
-            if on != own {
-                continue;
-            }
-            if done {
-                window.binding = Binding::Free;
-            } else if let (Some(window), Some(memory)) =
-                (&mut window.window, self.memories.get(memory))
-            {
+            if let (Some(pair), Some(memory)) = (&slot.pair, self.memories.get(memory)) {
                 window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
             }
         }
-        Some(pair)
+        slot.retire()
     }
 
     fn adopt_window(&mut self, window: Window) -> Result<(Region, RKey), Window> {
@@ -366,172 +311,74 @@ impl Nic for Verbs {
 
     /// One that may be bound holds its queue pair and memory, which are then destroyed after it.
     fn retire_window(&mut self, region: Region) -> Option<Window> {
-        if self.windows.get_mut(region)?.queued {
+        if self.windows.get_mut(region.0)?.chain == self.chain.number {
             // In the open chain: it cannot go before the chain does.
             return None;
         }
         let (mut window, binding) = self.windows.retire(region)?;
-        let (qp, generation, memory, position) = match binding {
+        let (of, memory) = match binding {
             Binding::Free => {
                 window.release();
                 return Some(window);
             }
-            Binding::Live {
-                qp,
-                generation,
-                memory,
-            } => (qp, generation, memory, None),
-            Binding::Dying {
-                qp,
-                generation,
-                memory,
-                position,
-            } => (qp, generation, memory, Some(position)),
+            Binding::Live { owner, memory } => (owner, memory),
+            Binding::Dying { token, memory } => (token, memory),
         };
-        if let Some(slot) = self.slots.get(qp as usize)
-            && slot.facts.generation == generation
+        let dying = matches!(binding, Binding::Dying { .. });
+        if let Some(slot) = self.slots.get(Token::slot(of))
+            && slot.owner == Token::owner(of)
             && let Some(pair) = &slot.pair
-            && !position.is_some_and(|position| slot.is_done(generation, position))
-            && let Some(memory) = self.memories.get(memory)
         {
-            window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+            if dying && slot.is_done(of) {
+                window.release();
+            } else if let Some(memory) = self.memories.get(memory) {
+                window.hold(Arc::clone(&pair.raw), Arc::clone(&memory.raw));
+            }
         }
         Some(window)
     }
 
-    #[inline]
+    #[expect(
+        clippy::inline_always,
+        reason = "callers know which kind of request it is"
+    )]
+    #[inline(always)]
     fn queue(&mut self, qp: Qp, id: WrId, signalled: bool, wr: SendWr<'_>) {
-        let chain = &mut self.chain;
-        if chain.qp != qp.0 {
-            if chain.qp != u32::MAX {
-                chain.stray = Some(qp.0);
-                return;
+        match wr {
+            SendWr::Send {
+                message,
+                invalidate,
+            } => self.add_send(qp, id, signalled, message, invalidate),
+            SendWr::Write { local, remote, imm } => {
+                self.add_write(qp, id, signalled, local, remote, imm);
             }
-            chain.qp = qp.0;
-        }
-        if chain.refused {
-            return;
-        }
-        let Some(slot) = self
-            .slots
-            .get(qp.0 as usize)
-            .filter(|slot| slot.pair.is_some())
-        else {
-            chain.refused = true;
-            return;
-        };
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "at most the depth of a queue"
-        )]
-        let position = slot.tail.wrapping_add(chain.length as u32);
-        if position.wrapping_sub(slot.freed) >= slot.send_depth {
-            chain.refused = true;
-            return;
-        }
-        let token = slot.token(qp.0, position, false);
-        let hollow = chain.poisoned || slot.failed;
-        let built = if hollow {
-            chain.hollow(chain.length, token);
-            Built::Ready(None)
-        } else {
-            let asker = Asker {
-                facts: &slot.facts,
-                token,
-                qp: qp.0,
-                position,
-                signalled,
-            };
-            let slots = &self.slots;
-            let free = |binding| Self::rebindable(slots, &asker, binding);
-            let (memories, windows) = (&self.memories, &mut self.windows);
-            chain.build(&wr, &asker, memories, windows, free)
-        };
-        let note = match built {
-            Built::Refused => {
-                chain.refused = true;
-                return;
+            SendWr::Read { local, remote } => self.add_read(qp, id, signalled, local, remote),
+            SendWr::Register {
+                region,
+                key,
+                rights,
+                base,
+                length,
+                layout: Layout::Window(piece),
+            } => {
+                let what = Registration {
+                    region: region.0,
+                    key,
+                    rights,
+                    base,
+                    length,
+                    piece,
+                };
+                self.add_register(qp, id, signalled, &what);
             }
-            Built::Ready(None) => None,
-            Built::Ready(change) => {
-                chain.changes = chain.changes.wrapping_add(1);
-                Some(Note {
-                    change,
-                    verdict: None,
-                })
-            }
-            Built::Fails(status) => {
-                chain.spoil(token, self.trap.piece);
-                chain.poisoned = true;
-                self.counts.spoiled = self.counts.spoiled.wrapping_add(1);
-                Some(Note {
-                    change: None,
-                    verdict: Some(status),
-                })
-            }
-        };
-        let Some(slot) = self.slots.get_mut(qp.0 as usize) else {
-            return;
-        };
-        let at = slot.send_index(position);
-        if let Some(sent) = slot.sends.get_mut(at) {
-            *sent = Sent {
-                id,
-                noted: note.is_some(),
-                fails: note.as_ref().is_some_and(|note| note.verdict.is_some()),
-            };
+            SendWr::Register { .. } => self.add_refused(qp, id, signalled),
+            SendWr::Invalidate { key } => self.add_invalidate(qp, id, signalled, key),
         }
-        if let (Some(note), Some(room)) = (note, slot.notes.get_mut(at)) {
-            *room = note;
-        }
-        chain.length = chain.length.wrapping_add(1);
     }
 
     #[inline]
     fn doorbell(&mut self, qp: Qp) -> Result<(), Rejected> {
-        if self.chain.qp != qp.0 {
-            return if self.chain.stray.take_if(|stray| *stray == qp.0).is_some() {
-                Err(Rejected { accepted: 0 })
-            } else {
-                Ok(())
-            };
-        }
-        let (count, refused) = (self.chain.length, self.chain.refused);
-        let Some(slot) = self.slots.get(qp.0 as usize).filter(|_| count > 0) else {
-            self.chain.clear();
-            return if refused {
-                Err(Rejected { accepted: 0 })
-            } else {
-                Ok(())
-            };
-        };
-        let raw = slot.raw;
-        if slot.failed {
-            self.give_up(qp.0);
-        }
-        let taken = self.post(raw, count);
-        if self.chain.changes > 0 {
-            self.settle(qp.0, taken);
-        }
-        if let Some(slot) = self.slots.get_mut(qp.0 as usize) {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "at most the depth of a queue"
-            )]
-            let accepted = taken as u32;
-            // One that fails for certain is in it, or one that cannot be: later ones are only flushed.
-            slot.failed |= self.chain.poisoned && (taken == count || slot.has_verdict(taken));
-            slot.tail = slot.tail.wrapping_add(accepted);
-            self.counts.work_requests = self.counts.work_requests.wrapping_add(taken as u64);
-            self.chain.clear();
-            if taken < count {
-                self.counts.cut = self.counts.cut.wrapping_add(1);
-            }
-            if refused || taken < count {
-                return Err(Rejected { accepted });
-            }
-        }
-        Ok(())
+        self.ring(qp)
     }
 
     #[inline]
@@ -543,7 +390,7 @@ impl Nic for Verbs {
         let slot = self.slots.get_mut(qp.0 as usize).ok_or(none)?;
         let used = slot.recv_tail.wrapping_sub(slot.recv_freed);
         // One that is posted in the error state may never come back (rxe).
-        if slot.failed || slot.pair.is_none() || used >= slot.recv_depth {
+        if slot.failed || slot.raw.is_null() || used >= slot.recv_depth {
             return Err(none);
         }
         if !self.memories.takes(buffer, slot.facts.pd) {
@@ -555,7 +402,7 @@ impl Nic for Verbs {
             lkey: buffer.lkey.0,
         };
         let mut wr = ibv_recv_wr {
-            wr_id: slot.token(qp.0, slot.recv_tail, true),
+            wr_id: slot.receive_token(slot.recv_tail),
             next: null_mut(),
             sg_list: &mut piece,
             num_sge: i32::from(buffer.length != 0),
@@ -594,10 +441,7 @@ impl Nic for Verbs {
             // SAFETY: the library says that it has filled this one. What is not defined of a failed one is not
             // looked at, and an `ibv_wc` is numbers all through.
             let wc = unsafe { entry.assume_init_ref() };
-            if let Some(completion) = self.take(wc) {
-                // There is room: as many were asked for.
-                let _ = out.push(completion);
-            }
+            self.take(wc, out);
         }
         Ok(())
     }
@@ -608,64 +452,6 @@ impl Nic for Verbs {
             return Err(Fault::DeviceGone);
         }
         Ok(())
-    }
-}
-
-/// What is done once per chain that is not the usual one.
-impl Verbs {
-    /// The device took the first `taken` of the chain.
-    #[inline]
-    fn settle(&mut self, qp: u32, taken: usize) {
-        let Some(slot) = self.slots.get(qp as usize) else {
-            return;
-        };
-        for n in 0..taken {
-            if let Some(Note {
-                change: Some(change),
-                ..
-            }) = slot.noted(n)
-            {
-                self.windows.accept(change);
-            }
-        }
-        if taken < self.chain.length {
-            self.withdraw(qp, taken);
-        }
-    }
-
-    /// Those of the chain from `from` on never were.
-    #[cold]
-    fn withdraw(&mut self, qp: u32, from: usize) {
-        let Some(slot) = self.slots.get(qp as usize) else {
-            return;
-        };
-        for n in (from..self.chain.length).rev() {
-            if let Some(change) = slot.noted(n).and_then(|note| note.change) {
-                self.windows.withdraw(&change);
-            }
-        }
-    }
-
-    /// The queue pair failed while the chain was open: all of it is only flushed.
-    fn give_up(&mut self, qp: u32) {
-        self.withdraw(qp, 0);
-        let Some(slot) = self.slots.get_mut(qp as usize) else {
-            return;
-        };
-        for n in 0..self.chain.length {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "at most the depth of a queue"
-            )]
-            let position = slot.tail.wrapping_add(n as u32);
-            self.chain.hollow(n, slot.token(qp, position, false));
-            let at = slot.send_index(position);
-            if let Some(sent) = slot.sends.get_mut(at) {
-                (sent.noted, sent.fails) = (false, false);
-            }
-        }
-        self.chain.changes = 0;
-        self.chain.poisoned = false;
     }
 }
 

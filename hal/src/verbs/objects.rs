@@ -32,6 +32,14 @@ pub struct Domain {
     pub(super) base: Arc<Pd>,
     /// Of queue pairs: a parent domain with a thread domain where the provider has them.
     pub(super) queues: Arc<Pd>,
+    refusal: Option<Refusal>,
+}
+
+/// A provider that has something did not give it.
+#[derive(Clone, Copy, Debug)]
+struct Refusal {
+    call: &'static str,
+    errno: i32,
 }
 
 /// Memory that is registered for as long as this, or a clone of it, exists.
@@ -58,32 +66,74 @@ pub struct Window {
 pub struct CompletionQueue {
     pub(super) raw: Arc<Cq>,
     pub(super) cqe: u32,
+    refusal: Option<Refusal>,
 }
 
 impl Domain {
-    /// A new one.
+    /// A new one. One thread posts to the queue pairs that are made with it; see
+    /// [`for_another_thread`](Self::for_another_thread).
     ///
     /// # Errors
     /// As the library says.
     pub fn new(device: &Device) -> Result<Self, DeviceError> {
+        Ok(Self::over(device, Self::base(device)?))
+    }
+
+    fn over(device: &Device, base: Arc<Pd>) -> Self {
+        let (queues, refusal) = match Self::without_locks(&base) {
+            Ok(queues) => (queues, None),
+            Err(refusal) => (Arc::clone(&base), refusal.worth_telling()),
+        };
+        Self {
+            device: device.clone(),
+            base,
+            queues,
+            refusal,
+        }
+    }
+
+    /// The same protection domain for the queue pairs of another thread. Those of one thread domain share a doorbell
+    /// register that is written without a lock (mlx5), so that each thread that posts has to have its own
+    /// (`ibv_alloc_td(3)`). Memory and windows of the one are those of the other.
+    #[must_use]
+    pub fn for_another_thread(&self) -> Self {
+        Self::over(&self.device, Arc::clone(&self.base))
+    }
+
+    /// One that no queue pair is made in.
+    pub(super) fn of_memory(device: &Device) -> Result<Self, DeviceError> {
+        let base = Self::base(device)?;
+        Ok(Self {
+            device: device.clone(),
+            queues: Arc::clone(&base),
+            base,
+            refusal: None,
+        })
+    }
+
+    fn base(device: &Device) -> Result<Arc<Pd>, DeviceError> {
         let context = device.context();
         // SAFETY: the context is open.
-        let raw = unsafe { device.library().ibv_alloc_pd(context.raw) };
+        let raw = unsafe { (context.calls.alloc_pd)(context.raw) };
         if raw.is_null() {
             return Err(last_error("ibv_alloc_pd", device));
         }
-        let base = Arc::new(Pd {
+        Ok(Arc::new(Pd {
             raw,
             td: None,
             base: None,
             context: Arc::clone(context),
-        });
-        let queues = Self::without_locks(&base).unwrap_or_else(|| Arc::clone(&base));
-        Ok(Self {
-            device: device.clone(),
-            base,
-            queues,
-        })
+        }))
+    }
+
+    /// Why not, as a sentence, where the provider has thread domains and gave none. One that has none is not worth telling.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let refusal = self.refusal?;
+        Some(refusal.told(
+            &self.device,
+            "each post takes a lock that nobody else wants",
+        ))
     }
 
     /// Whether the provider was told that one thread alone uses each queue pair, so that it takes no lock for
@@ -127,7 +177,7 @@ impl Domain {
         let access = access(rights) | if windows { IBV_ACCESS_MW_BIND } else { 0 };
         // SAFETY: the domain is alive; the caller promises the memory.
         let raw = unsafe {
-            self.device.library().ibv_reg_mr(
+            (self.device.calls().reg_mr)(
                 self.base.raw,
                 base.as_ptr().cast(),
                 length,
@@ -177,13 +227,13 @@ impl Domain {
     }
 
     /// A parent domain that says that one thread uses what is made in it.
-    fn without_locks(base: &Arc<Pd>) -> Option<Arc<Pd>> {
+    fn without_locks(base: &Arc<Pd>) -> Result<Arc<Pd>, Refusal> {
         let context = &base.context;
         let mut attr = ibv_td_init_attr::default();
         // SAFETY: the context is open.
         let td = unsafe { ibv_alloc_td(context.raw, &mut attr) };
         if td.is_null() {
-            return None;
+            return Err(Refusal::of("ibv_alloc_td"));
         }
         let mut attr = ibv_parent_domain_init_attr {
             pd: base.raw,
@@ -193,16 +243,35 @@ impl Domain {
         // SAFETY: all three are alive.
         let raw = unsafe { ibv_alloc_parent_domain(context.raw, &mut attr) };
         if raw.is_null() {
+            let refusal = Refusal::of("ibv_alloc_parent_domain");
             // SAFETY: it was just made, and nothing stands on it.
             unsafe { rdma_core_sys::inline::ibv_dealloc_td(td) };
-            return None;
+            return Err(refusal);
         }
-        Some(Arc::new(Pd {
+        Ok(Arc::new(Pd {
             raw,
             td: Some(td),
             base: Some(Arc::clone(base)),
             context: Arc::clone(context),
         }))
+    }
+}
+
+impl Refusal {
+    /// Of the call that was just made.
+    fn of(call: &'static str) -> Self {
+        let errno = io::Error::last_os_error().raw_os_error().unwrap_or(0);
+        Self { call, errno }
+    }
+
+    fn worth_telling(self) -> Option<Self> {
+        (self.errno != libc::EOPNOTSUPP).then_some(self)
+    }
+
+    fn told(self, device: &Device, hence: &str) -> String {
+        let Self { call, errno } = self;
+        let error = io::Error::from_raw_os_error(errno);
+        format!("{call} on device {}: {error}: {hence}", device.name())
     }
 }
 
@@ -248,6 +317,11 @@ impl Window {
         self.bound = Some((qp, memory));
     }
 
+    /// Whether it may still be bound, which only its end ends.
+    pub(super) const fn is_held(&self) -> bool {
+        self.bound.is_some()
+    }
+
     /// It is bound to nothing.
     pub(super) fn release(&mut self) {
         self.bound = None;
@@ -264,8 +338,12 @@ impl CompletionQueue {
         Self::create(device, None, entries, notify)
     }
 
-    /// The same for queue pairs of this domain alone. Where the provider has [thread domains](Domain::has_thread_domain)
-    /// it is told that one thread polls, so that it takes no lock for that either (`ibv_create_cq_ex(3)`,
+    /// The same for queue pairs of this domain alone, and for **one thread alone**: the one that polls is also the one that
+    /// resets and destroys them. Either walks through the completion queue (mlx5 `mlx5_cq_clean`), and mlx5 aborts the
+    /// process when it finds another thread there. Who destroys elsewhere, as a control thread does, takes
+    /// [`new`](Self::new), whose lock nobody else wants as a rule.
+    ///
+    /// Where the provider has [thread domains](Domain::has_thread_domain) it takes no lock then (`ibv_create_cq_ex(3)`,
     /// IBV_CREATE_CQ_ATTR_SINGLE_THREADED and the parent domain); where it does not want that, it is a queue as any other.
     ///
     /// # Errors
@@ -283,6 +361,22 @@ impl CompletionQueue {
         self.raw.pd.is_some()
     }
 
+    /// Why not, as a sentence, where the provider has such queues and gave none.
+    #[must_use]
+    pub fn note(&self, device: &Device) -> Option<String> {
+        let refusal = self.refusal?;
+        Some(refusal.told(device, "each poll takes a lock that nobody else wants"))
+    }
+
+    #[cfg(any(test, feature = "verbs-stub"))]
+    pub(super) const fn of(raw: Arc<Cq>, cqe: u32) -> Self {
+        Self {
+            raw,
+            cqe,
+            refusal: None,
+        }
+    }
+
     fn create(
         device: &Device,
         mut domain: Option<Arc<Pd>>,
@@ -290,10 +384,19 @@ impl CompletionQueue {
         notify: bool,
     ) -> Result<Self, DeviceError> {
         let context = device.context();
+        let most = u32::try_from(device.attributes().max_cqe).unwrap_or(0);
+        if entries > most {
+            return Err(DeviceError::TooMany {
+                what: "entries of a completion queue",
+                asked: entries,
+                most,
+                device: device.name().to_owned(),
+            });
+        }
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {
             // SAFETY: the context is open.
-            let channel = unsafe { device.library().ibv_create_comp_channel(context.raw) };
+            let channel = unsafe { (context.calls.create_comp_channel)(context.raw) };
             if channel.is_null() {
                 return Err(last_error("ibv_create_comp_channel", device));
             }
@@ -304,23 +407,23 @@ impl CompletionQueue {
             None
         };
         let given = channel.unwrap_or(null_mut());
-        let mut raw = domain
-            .as_ref()
-            .map_or(null_mut(), |pd| Self::single_threaded(pd, entries, given));
+        let (mut raw, mut refusal) = (null_mut(), None);
+        if let Some(pd) = &domain {
+            raw = Self::single_threaded(pd, entries, given);
+            if raw.is_null() {
+                refusal = Refusal::of("ibv_create_cq_ex").worth_telling();
+            }
+        }
         if raw.is_null() {
             domain = None;
             // SAFETY: the context is open, the channel is its own or null, and vector 0 always exists.
-            raw = unsafe {
-                device
-                    .library()
-                    .ibv_create_cq(context.raw, entries, null_mut(), given, 0)
-            };
+            raw = unsafe { (context.calls.create_cq)(context.raw, entries, null_mut(), given, 0) };
         }
         if raw.is_null() {
             let error = last_error("ibv_create_cq", device);
             if let Some(channel) = channel {
                 // SAFETY: just made, and nothing stands on it.
-                unsafe { device.library().ibv_destroy_comp_channel(channel) };
+                unsafe { (context.calls.destroy_comp_channel)(channel) };
             }
             return Err(error);
         }
@@ -334,7 +437,7 @@ impl CompletionQueue {
             context: Arc::clone(context),
         });
         device.watch(&raw);
-        Ok(Self { raw, cqe })
+        Ok(Self { raw, cqe, refusal })
     }
 
     /// One that a single thread polls; null where the provider refuses the flag or the parent domain.

@@ -45,9 +45,12 @@ pub fn probe(device: &Device, port: u8) -> Result<Findings, DeviceError> {
     findings
         .notes
         .extend(device.quirks().warnings().map(str::to_owned));
+    device.active_port(port)?;
     let domain = Domain::new(device)?;
     findings.thread_domain = domain.has_thread_domain();
-    if !findings.thread_domain {
+    if let Some(note) = domain.note() {
+        findings.notes.push(note);
+    } else if !findings.thread_domain {
         findings.notes.push(
             "the provider has no thread domains: it takes an uncontended lock for each post"
                 .to_owned(),

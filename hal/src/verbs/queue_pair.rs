@@ -24,10 +24,10 @@ pub struct Shape {
     pub send_depth: u32,
     /// Most receives posted.
     pub recv_depth: u32,
-    /// Most pieces of one work request.
+    /// Most pieces of one work request; at least one.
     pub max_sge: u32,
-    /// Bytes that a message may have to be copied into the work request. A wish: a device that grants fewer
-    /// gets a queue pair with none.
+    /// Bytes that a message may have to be copied into the work request. A wish: where the device refuses it, as many
+    /// ride inside as it grants unasked.
     pub inline: u32,
 }
 
@@ -77,9 +77,22 @@ impl QueuePair {
     /// A new one, in RESET, that reports to this completion queue.
     ///
     /// # Errors
-    /// When the device is too small for it, and as the library says.
-    pub fn new(domain: &Domain, cq: &CompletionQueue, shape: Shape) -> Result<Self, DeviceError> {
+    /// When the device is too small for it, when domain and completion queue do not belong together, and as the library
+    /// says.
+    pub fn new(
+        domain: &Domain,
+        cq: &CompletionQueue,
+        mut shape: Shape,
+    ) -> Result<Self, DeviceError> {
+        shape.max_sge = shape.max_sge.max(1);
         let device = &domain.device;
+        let elsewhere = !Arc::ptr_eq(device.context(), &cq.raw.context);
+        let unlocked = cq.raw.pd.as_ref();
+        if elsewhere || unlocked.is_some_and(|pd| !Arc::ptr_eq(pd, &domain.queues)) {
+            return Err(DeviceError::Mixed {
+                device: device.name().to_owned(),
+            });
+        }
         let attr = device.attributes();
         for (what, asked, most) in [
             (
@@ -262,7 +275,7 @@ impl QueuePair {
             ..Default::default()
         };
         // SAFETY: domain and completion queue are alive, and held by what is made of the answer.
-        let raw = unsafe { device.library().ibv_create_qp(domain.queues.raw, &mut attr) };
+        let raw = unsafe { (device.calls().create_qp)(domain.queues.raw, &mut attr) };
         if raw.is_null() {
             return Err(last_error("ibv_create_qp", device));
         }

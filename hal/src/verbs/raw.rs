@@ -6,43 +6,84 @@
 //! pair and the memory region that it is bound to: rxe waits 50 s for the window when the queue pair goes
 //! first, and `ibv_dereg_mr(3)` refuses.
 
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 
 use rdma_core_sys::Libibverbs;
 use rdma_core_sys::inline::{ibv_dealloc_mw, ibv_dealloc_td};
 use rdma_core_sys::types::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_attr, ibv_td,
+    _compat_ibv_port_attr, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
+    ibv_device_attr, ibv_event_type, ibv_gid_entry, ibv_mr, ibv_mw, ibv_pd, ibv_qp, ibv_qp_attr,
+    ibv_qp_init_attr, ibv_td,
 };
 
-/// What is called of the library once an object exists.
+/// What is called of the library: its functions, or those of a provider that plays it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Calls {
+    pub(super) get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    pub(super) free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
+    pub(super) get_device_name: unsafe extern "C" fn(*mut ibv_device) -> *const c_char,
+    pub(super) open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
     pub(super) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
+    pub(super) query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+    pub(super) query_port:
+        unsafe extern "C" fn(*mut ibv_context, u8, *mut _compat_ibv_port_attr) -> c_int,
+    pub(super) query_gid_table:
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize,
+    pub(super) get_async_event:
+        unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int,
+    pub(super) ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
+    pub(super) event_type_str: unsafe extern "C" fn(ibv_event_type) -> *const c_char,
+    pub(super) alloc_pd: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
     pub(super) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
+    pub(super) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
     pub(super) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
+    pub(super) create_comp_channel: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel,
     pub(super) destroy_comp_channel: unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int,
+    pub(super) create_cq: unsafe extern "C" fn(
+        *mut ibv_context,
+        c_int,
+        *mut c_void,
+        *mut ibv_comp_channel,
+        c_int,
+    ) -> *mut ibv_cq,
     pub(super) destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
-    pub(super) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
-    pub(super) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
     pub(super) get_cq_event:
         unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
     pub(super) ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, c_uint),
+    pub(super) create_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    pub(super) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
+    pub(super) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
 }
 
 impl Calls {
     pub(super) const fn of(library: &Libibverbs) -> Self {
         Self {
+            get_device_list: library.ibv_get_device_list,
+            free_device_list: library.ibv_free_device_list,
+            get_device_name: library.ibv_get_device_name,
+            open_device: library.ibv_open_device,
             close_device: library.ibv_close_device,
+            query_device: library.ibv_query_device,
+            query_port: library.ibv_query_port,
+            query_gid_table: library._ibv_query_gid_table,
+            get_async_event: library.ibv_get_async_event,
+            ack_async_event: library.ibv_ack_async_event,
+            event_type_str: library.ibv_event_type_str,
+            alloc_pd: library.ibv_alloc_pd,
             dealloc_pd: library.ibv_dealloc_pd,
+            reg_mr: library.ibv_reg_mr,
             dereg_mr: library.ibv_dereg_mr,
+            create_comp_channel: library.ibv_create_comp_channel,
             destroy_comp_channel: library.ibv_destroy_comp_channel,
+            create_cq: library.ibv_create_cq,
             destroy_cq: library.ibv_destroy_cq,
-            destroy_qp: library.ibv_destroy_qp,
-            modify_qp: library.ibv_modify_qp,
             get_cq_event: library.ibv_get_cq_event,
             ack_cq_events: library.ibv_ack_cq_events,
+            create_qp: library.ibv_create_qp,
+            modify_qp: library.ibv_modify_qp,
+            destroy_qp: library.ibv_destroy_qp,
         }
     }
 }

@@ -19,9 +19,15 @@ use super::windows::Change;
 #[derive(Debug)]
 pub(super) struct Slot {
     pub(super) pair: Option<QueuePair>,
+    /// Of the pair; null without one.
     pub(super) raw: *mut ibv_qp,
     pub(super) facts: Facts,
+    /// What all its ids have in common; [`NOBODY`] without a pair.
+    pub(super) owner: u64,
+    generation: u16,
     pub(super) failed: bool,
+    /// A request came while the chain of another queue pair was open: its next doorbell tells.
+    pub(super) stray: bool,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     /// Next position of the send queue.
@@ -30,25 +36,32 @@ pub(super) struct Slot {
     pub(super) freed: u32,
     pub(super) recv_tail: u32,
     pub(super) recv_freed: u32,
-    pub(super) sends: Box<[Sent]>,
-    /// Of the requests that change a window or fail for certain. Most do neither.
-    pub(super) notes: Box<[Note]>,
+    sends: Box<[Sent]>,
     pub(super) receives: Box<[WrId]>,
 }
 
+/// A send work request that is outstanding. A line each.
+#[repr(align(64))]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sent {
     pub(super) id: WrId,
-    /// There is a note of it.
-    pub(super) noted: bool,
-    /// Its note says that it fails for certain.
-    pub(super) fails: bool,
+    pub(super) kind: Kind,
+    /// Of one that changes a window.
+    pub(super) change: Change,
+    /// Of one that fails for certain.
+    pub(super) verdict: Option<Status>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Note {
-    pub(super) change: Option<Change>,
-    pub(super) verdict: Option<Status>,
+/// What there is to know of a request when it fails, or when it was not taken.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// It changes a window.
+    Changes,
+    /// It fails for certain.
+    Fails,
 }
 
 impl Slot {
@@ -59,7 +72,10 @@ impl Slot {
             pair: None,
             raw: null_mut(),
             facts: Facts::default(),
+            owner: NOBODY,
+            generation: 0,
             failed: false,
+            stray: false,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,
@@ -67,45 +83,73 @@ impl Slot {
             recv_tail: 0,
             recv_freed: 0,
             sends: vec![Sent::default(); sends].into_boxed_slice(),
-            notes: vec![Note::default(); sends].into_boxed_slice(),
             receives: vec![WrId(0); receives].into_boxed_slice(),
         }
     }
 
-    pub(super) fn adopt(&mut self, pair: QueuePair) {
+    /// `at` is the place of this one.
+    pub(super) fn adopt(&mut self, at: u16, pair: QueuePair) {
         self.raw = pair.raw.raw;
         self.facts = Facts {
             pd: pair.raw.pd.id(),
             max_sge: pair.max_sge as usize,
             inline: pair.inline,
-            generation: self.facts.generation.wrapping_add(1) & Token::GENERATIONS,
             reads: pair.initiator_depth > 0,
         };
-        self.failed = false;
+        self.generation = self.generation.wrapping_add(1) & Token::GENERATIONS;
+        let first = Token {
+            slot: at,
+            generation: self.generation,
+            receive: false,
+            position: 0,
+        };
+        self.owner = first.pack();
+        (self.failed, self.stray) = (false, false);
         self.send_depth = pair.send_depth;
         self.recv_depth = pair.recv_depth;
         (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
         self.pair = Some(pair);
     }
 
+    /// The id of the request at this position of the send queue, as the device has it.
+    #[inline]
+    pub(super) const fn send_token(&self, position: u32) -> u64 {
+        self.owner | position as u64
+    }
+
+    /// The same of the receive queue.
+    #[inline]
+    pub(super) const fn receive_token(&self, position: u32) -> u64 {
+        self.owner | Token::RECEIVE | position as u64
+    }
+
+    /// Send work requests that it has room for.
+    #[inline]
+    pub(super) const fn room(&self) -> u32 {
+        self.send_depth
+            .saturating_sub(self.tail.wrapping_sub(self.freed))
+    }
+
+    /// Position of the request `n` of the open chain.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "there are at most 65536 slots"
+        reason = "at most the depth of a queue"
     )]
-    pub(super) const fn token(&self, slot: u32, position: u32, receive: bool) -> u64 {
-        let token = Token {
-            slot: slot as u16,
-            generation: self.facts.generation,
-            receive,
-            position,
-        };
-        token.pack()
+    pub(super) const fn position_of(&self, n: usize) -> u32 {
+        self.tail.wrapping_add(n as u32)
     }
 
     #[inline]
-    pub(super) const fn send_index(&self, position: u32) -> usize {
-        position as usize & self.sends.len().wrapping_sub(1)
+    pub(super) fn sent(&self, position: u32) -> Option<&Sent> {
+        let mask = self.sends.len().wrapping_sub(1);
+        self.sends.get(position as usize & mask)
+    }
+
+    #[inline]
+    pub(super) fn sent_mut(&mut self, position: u32) -> Option<&mut Sent> {
+        let mask = self.sends.len().wrapping_sub(1);
+        self.sends.get_mut(position as usize & mask)
     }
 
     #[inline]
@@ -113,29 +157,34 @@ impl Slot {
         position as usize & self.receives.len().wrapping_sub(1)
     }
 
-    /// What was noted of the request `n` of the open chain.
-    pub(super) fn noted(&self, n: usize) -> Option<&Note> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "at most the depth of a queue"
-        )]
-        let at = self.send_index(self.tail.wrapping_add(n as u32));
-        let sent = self.sends.get(at)?;
-        self.notes.get(at).filter(|_| sent.noted)
+    /// The request `n` of the open chain.
+    pub(super) fn queued(&self, n: usize) -> Option<&Sent> {
+        self.sent(self.position_of(n))
     }
 
     /// One of the first `count` of the open chain fails for certain.
     pub(super) fn has_verdict(&self, count: usize) -> bool {
-        (0..count).any(|n| self.noted(n).is_some_and(|note| note.verdict.is_some()))
+        (0..count).any(|n| self.queued(n).is_some_and(|sent| sent.kind == Kind::Fails))
     }
 
-    /// Whether the request at `position` is known to be done.
-    pub(super) const fn is_done(&self, generation: u16, position: u32) -> bool {
-        self.facts.generation == generation && is_before(position, self.freed)
+    /// Whether a request of the send queue is known to be done.
+    #[inline]
+    pub(super) const fn is_done(&self, token: u64) -> bool {
+        self.owner == Token::owner(token) && is_before(Token::position(token), self.freed)
+    }
+
+    /// Gives the queue pair up.
+    pub(super) fn retire(&mut self) -> Option<QueuePair> {
+        let pair = self.pair.take()?;
+        (self.raw, self.owner, self.stray) = (null_mut(), NOBODY, false);
+        Some(pair)
     }
 }
 
 /// Order of positions that are less than 2^31 apart.
-pub(super) const fn is_before(position: u32, other: u32) -> bool {
+const fn is_before(position: u32, other: u32) -> bool {
     position.wrapping_sub(other).cast_signed() < 0
 }
+
+/// No queue pair has it: it has the bit of receives.
+pub(super) const NOBODY: u64 = u64::MAX;

@@ -12,8 +12,12 @@ use o2poll_dataplane::nic::{Capabilities, LKey, Mechanisms, Rights};
 use rdma_core_sys::types::{
     IBV_SEND_SIGNALED, IBV_WC_SUCCESS, IBV_WR_BIND_MW, IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE,
     IBV_WR_RDMA_WRITE_WITH_IMM, ibv_comp_channel, ibv_context, ibv_cq, ibv_mr, ibv_mw, ibv_pd,
-    ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+    ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_td, ibv_wc, verbs_context,
 };
+
+mod device;
+
+pub use self::device::{Made, Scenario};
 
 use super::nic::{Limits, Verbs};
 use super::objects::{CompletionQueue, Memory, Window};
@@ -57,12 +61,18 @@ pub struct Bind {
     pub mw_access_flags: u32,
 }
 
-/// What it is and does. The library's context is its first field, so that a pointer to the one is one to the other.
+/// What it is and does. The library's context lies in its first field.
 #[repr(C)]
 #[derive(Default)]
 struct Provider {
-    context: ibv_context,
-    /// Complete every signalled request at once, and note nothing.
+    extended: verbs_context,
+    scenario: Scenario,
+    made: Vec<Made>,
+    /// Calls that it was asked to make something by.
+    asked: Vec<&'static str>,
+    /// Those of its protection domains that are parent domains.
+    parents: Vec<*mut ibv_pd>,
+    /// Complete every receive and every signalled request at once, and note nothing.
     automatic: bool,
     sent: Vec<Posted>,
     receives: Vec<u64>,
@@ -79,26 +89,17 @@ struct Provider {
 }
 
 impl Stub {
-    /// A new one. An automatic one completes every signalled request at once.
+    /// A new one. An automatic one completes every receive and every signalled request at once.
     #[must_use]
     pub fn new(automatic: bool) -> Self {
-        let mut provider = Box::new(Provider {
-            automatic,
-            keys: 0x100,
-            noise: 0x9e37_79b9_7f4a_7c15,
-            ..Provider::default()
-        });
-        provider.completions.reserve(1 << 16);
-        let ops = &mut provider.context.ops;
-        ops.post_send = Some(post_send);
-        ops.post_recv = Some(post_recv);
-        ops.poll_cq = Some(poll_cq);
-        ops.req_notify_cq = Some(req_notify_cq);
-        ops.dealloc_mw = Some(dealloc_mw);
         let context = Arc::new(Context {
-            raw: Box::into_raw(provider).cast(),
+            raw: Provider::start(Scenario::default(), automatic),
             calls: CALLS,
         });
+        Self::of(context)
+    }
+
+    fn of(context: Arc<Context>) -> Self {
         let pd = Self::domain_of(&context);
         Self { context, pd }
     }
@@ -111,16 +112,14 @@ impl Stub {
             cqe: 1 << 16,
             ..Default::default()
         }));
-        CompletionQueue {
-            raw: Arc::new(Cq {
-                raw,
-                channel: None,
-                fault: AtomicU32::new(0),
-                pd: None,
-                context: Arc::clone(&self.context),
-            }),
-            cqe: 1 << 16,
-        }
+        let raw = Arc::new(Cq {
+            raw,
+            channel: None,
+            fault: AtomicU32::new(0),
+            pd: None,
+            context: Arc::clone(&self.context),
+        });
+        CompletionQueue::of(raw, 1 << 16)
     }
 
     /// A device value over it.
@@ -173,7 +172,7 @@ impl Stub {
             }),
             send_depth: shape.send_depth,
             recv_depth: shape.recv_depth,
-            max_sge: shape.max_sge,
+            max_sge: shape.max_sge.max(1),
             inline: shape.inline,
             initiator_depth: 1,
         }
@@ -259,7 +258,8 @@ impl Stub {
     }
 
     fn provider(&self) -> *mut Provider {
-        self.context.raw.cast()
+        // SAFETY: its context is a provider's.
+        unsafe { Provider::of(self.context.raw) }
     }
 
     fn key(&self) -> u32 {
@@ -321,7 +321,7 @@ unsafe extern "C" fn post_send(
 ) -> c_int {
     // SAFETY: the queue pair and the chain are alive, as `ibv_post_send(3)` asks, and the context is a provider's.
     unsafe {
-        let provider = &mut *(*qp).context.cast::<Provider>();
+        let provider = &mut *Provider::of((*qp).context);
         let mut count = 0;
         while !wr.is_null() {
             if provider.takes.is_some_and(|most| count >= most) {
@@ -385,8 +385,13 @@ unsafe extern "C" fn post_recv(
 ) -> c_int {
     // SAFETY: as in `post_send`.
     unsafe {
-        let provider = &mut *(*qp).context.cast::<Provider>();
-        if !provider.automatic {
+        let provider = &mut *Provider::of((*qp).context);
+        if provider.automatic {
+            provider.completions.push_back(ibv_wc {
+                wr_id: (*wr).wr_id,
+                ..Default::default()
+            });
+        } else {
             provider.receives.push((*wr).wr_id);
         }
     }
@@ -396,7 +401,7 @@ unsafe extern "C" fn post_recv(
 unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, most: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: as in `post_send`; there is room for `most`.
     unsafe {
-        let provider = &mut *(*cq).context.cast::<Provider>();
+        let provider = &mut *Provider::of((*cq).context);
         let mut count = 0;
         while count < most {
             let Some(next) = provider.completions.pop_front() else {
@@ -420,7 +425,7 @@ macro_rules! destroys {
             // SAFETY: made by `Box` here, destroyed once; the context outlives it.
             unsafe {
                 let context: *mut ibv_context = (*object).context;
-                (*context.cast::<Provider>()).destroyed.push(stringify!($name));
+                (*Provider::of(context)).destroyed.push(stringify!($name));
                 drop(Box::from_raw(object));
             }
             0
@@ -430,15 +435,31 @@ macro_rules! destroys {
 
 destroys! {
     dealloc_mw(ibv_mw);
-    dealloc_pd(ibv_pd);
+    dealloc_td(ibv_td);
     dereg_mr(ibv_mr);
     destroy_cq(ibv_cq);
     destroy_qp(ibv_qp);
 }
 
+unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    // SAFETY: as in `destroys`.
+    unsafe {
+        let provider = &mut *Provider::of((*pd).context);
+        let parent = provider.parents.contains(&pd);
+        provider.parents.retain(|known| *known != pd);
+        provider.destroyed.push(if parent {
+            "dealloc_parent_domain"
+        } else {
+            "dealloc_pd"
+        });
+        drop(Box::from_raw(pd));
+    }
+    0
+}
+
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {
     // SAFETY: made by `Box` as a provider, closed once, last of all.
-    unsafe { drop(Box::from_raw(context.cast::<Provider>())) };
+    unsafe { drop(Box::from_raw(Provider::of(context))) };
     0
 }
 
@@ -463,13 +484,28 @@ const unsafe extern "C" fn get_cq_event(
 const unsafe extern "C" fn ack_cq_events(_: *mut ibv_cq, _: c_uint) {}
 
 const CALLS: Calls = Calls {
+    get_device_list: device::get_device_list,
+    free_device_list: device::free_device_list,
+    get_device_name: device::get_device_name,
+    open_device: device::open_device,
     close_device,
+    query_device: device::query_device,
+    query_port: device::query_port_of_old,
+    query_gid_table: device::query_gid_table,
+    get_async_event: device::get_async_event,
+    ack_async_event: device::ack_async_event,
+    event_type_str: device::event_type_str,
+    alloc_pd: device::alloc_pd,
     dealloc_pd,
+    reg_mr: device::reg_mr,
     dereg_mr,
+    create_comp_channel: device::create_comp_channel,
     destroy_comp_channel,
+    create_cq: device::create_cq,
     destroy_cq,
-    destroy_qp,
-    modify_qp,
     get_cq_event,
     ack_cq_events,
+    create_qp: device::create_qp,
+    modify_qp,
+    destroy_qp,
 };

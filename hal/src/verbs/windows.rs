@@ -13,36 +13,32 @@ use rdma_core_sys::types::ibv_mw;
 use super::objects::Window;
 
 /// What a window is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Binding {
     /// Nothing.
+    #[default]
     Free,
-    /// Live on this queue pair, over that memory.
+    /// Live on a queue pair, over a memory.
     Live {
-        /// Slot of the queue pair.
-        qp: u32,
-        /// Its generation.
-        generation: u16,
+        /// What all ids of the queue pair have in common ([`Token::owner`](super::decode::Token::owner)).
+        owner: u64,
         /// Index of the memory.
         memory: u32,
     },
     /// An INVALIDATE is on its way.
     Dying {
-        /// Slot of the queue pair.
-        qp: u32,
-        /// Its generation.
-        generation: u16,
-        /// Position of the INVALIDATE.
-        position: u32,
+        /// Its id.
+        token: u64,
         /// Index of the memory.
         memory: u32,
     },
 }
 
-/// Room for one window.
+/// What is known of a window. A line each.
+#[repr(align(64))]
 #[derive(Debug)]
 pub(super) struct Slot {
-    pub(super) window: Option<Window>,
+    /// Of the window; null without one.
     pub(super) raw: *mut ibv_mw,
     pub(super) pd: usize,
     /// The last key that was queued for it; the index never changes.
@@ -52,19 +48,16 @@ pub(super) struct Slot {
     pub(super) serial: u32,
     /// Changes before this one are void.
     pub(super) floor: u32,
-    /// A REGISTER of it is in the open chain: the provider reads the key before it from `ibv_mw`, so there can
-    /// be one per chain.
-    pub(super) queued: bool,
+    /// Number of the last chain that a REGISTER of it was in.
+    pub(super) chain: u64,
 }
 
 /// A change, as a work request notes it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Change {
-    pub(super) region: Region,
-    /// A REGISTER, or an INVALIDATE.
-    pub(super) register: bool,
+    /// Index of the window.
+    pub(super) region: u32,
     pub(super) serial: u32,
-    pub(super) key: RKey,
     pub(super) key_before: RKey,
     pub(super) before: Binding,
 }
@@ -73,6 +66,8 @@ pub(super) struct Change {
 #[derive(Debug)]
 pub(super) struct Windows {
     slots: Box<[Slot]>,
+    /// The windows themselves, in the same places.
+    held: Box<[Option<Window>]>,
     /// From the index of a key to a slot: open addressing, at most half full.
     places: Box<[u32]>,
     shift: u32,
@@ -83,6 +78,7 @@ impl Windows {
         let places = most.saturating_mul(2).next_power_of_two().max(4);
         Self {
             slots: core::iter::repeat_with(Slot::empty).take(most).collect(),
+            held: core::iter::repeat_with(|| None).take(most).collect(),
             places: vec![NONE; places].into_boxed_slice(),
             shift: u32::BITS - places.trailing_zeros(),
         }
@@ -90,26 +86,30 @@ impl Windows {
 
     /// Takes a window over.
     pub(super) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
-        let Some(at) = self.slots.iter().position(|slot| slot.window.is_none()) else {
+        let Some(at) = self.held.iter().position(Option::is_none) else {
             return Err(window);
         };
         let (key, raw, pd) = (window.key(), window.raw(), window.domain());
-        if self.find(key).is_some() {
+        if window.is_held() || self.find(key).is_some() {
             return Err(window);
         }
-        let (Some(slot), Ok(region)) = (self.slots.get_mut(at), u32::try_from(at)) else {
+        let (Some(slot), Some(held), Ok(region)) = (
+            self.slots.get_mut(at),
+            self.held.get_mut(at),
+            u32::try_from(at),
+        ) else {
             return Err(window);
         };
+        *held = Some(window);
         let serial = slot.serial.wrapping_add(1);
         *slot = Slot {
-            window: Some(window),
             raw,
             pd,
             key,
             binding: Binding::Free,
             serial,
             floor: serial.wrapping_add(1),
-            queued: false,
+            chain: 0,
         };
         self.rebuild();
         Ok((Region(region), key))
@@ -118,7 +118,9 @@ impl Windows {
     /// Gives a window back, and what it may be bound to.
     pub(super) fn retire(&mut self, region: Region) -> Option<(Window, Binding)> {
         let slot = self.slots.get_mut(region.0 as usize)?;
-        let window = slot.window.take()?;
+        let window = self.held.get_mut(region.0 as usize)?.take()?;
+        // SAFETY: it has just been held.
+        unsafe { slot.settle() };
         let binding = slot.binding;
         slot.binding = Binding::Free;
         slot.raw = core::ptr::null_mut();
@@ -130,73 +132,33 @@ impl Windows {
     }
 
     #[inline]
-    pub(super) fn get_mut(&mut self, region: Region) -> Option<&mut Slot> {
+    pub(super) fn get_mut(&mut self, region: u32) -> Option<&mut Slot> {
         self.slots
-            .get_mut(region.0 as usize)
-            .filter(|slot| slot.window.is_some())
+            .get_mut(region as usize)
+            .filter(|slot| !slot.raw.is_null())
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Slot> {
-        self.slots.iter_mut().filter(|slot| slot.window.is_some())
+    /// All of them, and what is known of each.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (&mut Slot, &mut Window)> {
+        let held = self.held.iter_mut();
+        let both = self.slots.iter_mut().zip(held);
+        both.filter_map(|(slot, held)| Some((slot, held.as_mut()?)))
     }
 
     /// The window whose keys have the index of this one.
     #[inline]
-    pub(super) fn find(&self, key: RKey) -> Option<Region> {
+    pub(super) fn find(&self, key: RKey) -> Option<u32> {
         let mask = self.places.len().wrapping_sub(1);
         let mut at = self.place(key);
         for _ in 0..self.places.len() {
             let region = *self.places.get(at)?;
             let slot = self.slots.get(region as usize)?;
             if slot.key.0 >> 8 == key.0 >> 8 {
-                return Some(Region(region));
+                return Some(region);
             }
             at = at.wrapping_add(1) & mask;
         }
         None
-    }
-
-    /// A window goes to another binding. What to note of it.
-    #[inline]
-    pub(super) fn change(
-        &mut self,
-        region: Region,
-        register: bool,
-        key: RKey,
-        binding: Binding,
-    ) -> Option<Change> {
-        let slot = self.get_mut(region)?;
-        let serial = slot.serial.wrapping_add(1);
-        let change = Change {
-            region,
-            register,
-            serial,
-            key,
-            key_before: slot.key,
-            before: slot.binding,
-        };
-        slot.serial = serial;
-        slot.key = key;
-        slot.binding = binding;
-        slot.queued |= register;
-        Some(change)
-    }
-
-    /// The device has taken it: from now on it is the device's key.
-    #[inline]
-    pub(super) fn accept(&mut self, change: &Change) {
-        if !change.register {
-            return;
-        }
-        let Some(slot) = self.get_mut(change.region) else {
-            return;
-        };
-        slot.queued = false;
-        if change.serial.wrapping_sub(slot.floor).cast_signed() < 0 {
-            return;
-        }
-        // SAFETY: the window is held by this slot, so that its `ibv_mw` is alive, and no one else has it.
-        unsafe { (*slot.raw).rkey = change.key.0 };
     }
 
     /// The device has not taken it: it never was. Called for the last change first.
@@ -204,9 +166,6 @@ impl Windows {
         let Some(slot) = self.get_mut(change.region) else {
             return;
         };
-        if change.register {
-            slot.queued = false;
-        }
         if slot.serial == change.serial {
             slot.serial = slot.serial.wrapping_sub(1);
             slot.key = change.key_before;
@@ -227,11 +186,11 @@ impl Windows {
         slot.floor = slot.serial.wrapping_add(1);
         slot.key = change.key_before;
         slot.binding = change.before;
-        // SAFETY: as in `accept`.
-        unsafe { (*slot.raw).rkey = change.key_before.0 };
     }
 
     /// A message of the peer has killed this key.
+    // Not inlined: its loads would be done for every poll.
+    #[inline(never)]
     pub(super) fn killed(&mut self, key: RKey) {
         if let Some(region) = self.find(key)
             && let Some(slot) = self.get_mut(region)
@@ -253,7 +212,7 @@ impl Windows {
         self.places.fill(NONE);
         let mask = self.places.len().wrapping_sub(1);
         for region in 0..self.slots.len() {
-            let Some(slot) = self.slots.get(region).filter(|slot| slot.window.is_some()) else {
+            let Some(slot) = self.slots.get(region).filter(|slot| !slot.raw.is_null()) else {
                 continue;
             };
             let mut at = self.place(slot.key);
@@ -269,16 +228,36 @@ impl Windows {
 }
 
 impl Slot {
+    /// Tells the library's window which key the device has by now: who registers it next starts from that one, a provider
+    /// when it is posted, and who it is given back to. No chain with a REGISTER of it is open.
+    ///
+    /// # Safety
+    /// It holds a window.
+    #[inline]
+    pub(super) unsafe fn settle(&mut self) {
+        // SAFETY: as the caller says, so that its `ibv_mw` is alive, and no one else has it.
+        unsafe { (*self.raw).rkey = self.key.0 };
+    }
+
+    /// The window goes to another binding. What it was is told by the serial number, with the key and the binding
+    /// that the caller has seen.
+    #[inline]
+    pub(super) const fn change(&mut self, key: RKey, binding: Binding) -> u32 {
+        self.serial = self.serial.wrapping_add(1);
+        self.key = key;
+        self.binding = binding;
+        self.serial
+    }
+
     const fn empty() -> Self {
         Self {
-            window: None,
             raw: core::ptr::null_mut(),
             pd: 0,
             key: RKey(0),
             binding: Binding::Free,
             serial: 0,
             floor: 0,
-            queued: false,
+            chain: 0,
         }
     }
 }

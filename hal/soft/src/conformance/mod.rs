@@ -378,16 +378,11 @@ impl<B: Bench> World<B> {
         let piece = order.piece;
         let list = [piece];
         let shift = self.bench.nic(side).capabilities().page_shift;
-        let page = 1_u64 << shift;
-        let first = piece.address & !(page - 1);
-        let end = piece.address.saturating_add(u64::from(piece.length));
-        let pages: Vec<u64> = (first..end).step_by(page as usize).collect();
         let layout = match self.way() {
             Way::Fragments => Layout::Fragments(&list),
             Way::Pages => Layout::Pages {
                 shift,
-                first_offset: (piece.address - first) as u32,
-                pages: &pages,
+                ranges: &list,
             },
             _ => Layout::Window(piece),
         };
@@ -695,6 +690,7 @@ macro_rules! laws {
             pages_lie_end_to_end
             pages_may_be_larger_than_the_smallest
             a_crooked_page_list_is_refused
+            the_longest_page_list_fits_and_no_longer
             a_second_invalidate_is_refused
             base_memory_cannot_be_invalidated
             an_invalidate_waits_for_what_is_before_it

@@ -115,10 +115,6 @@ pub fn memory_of_another_domain_is_refused<T: Bench>() {
     let Some(mut order) = order(&mut world) else {
         return;
     };
-    if world.way() == Way::Pages {
-        lacks("key in a page list that could be the wrong one");
-        return;
-    }
     order.piece = world.bench.sge(A, Foreign, 1000, 100);
     assert_refused(&mut world, Main, &order);
 }
@@ -139,23 +135,17 @@ pub fn a_range_outside_memory_is_refused<T: Bench>() {
     let Some(mut order) = order(&mut world) else {
         return;
     };
-    if world.way() != Way::Pages {
-        order.piece.lkey.0 ^= 1;
-        assert_refused(&mut world, Main, &order);
-    }
+    order.piece.lkey.0 ^= 1;
+    assert_refused(&mut world, Main, &order);
 }
 
-/// A map that is shorter, or longer, than what was asked for. Of page lists see `a_crooked_page_list_is_refused`.
+/// A map that is shorter, or longer, than what was asked for.
 pub fn lengths_must_agree<T: Bench>() {
     for length in [1, 99, 101] {
         let mut world = fresh::<T>();
         let Some(mut order) = order(&mut world) else {
             return;
         };
-        if world.way() == Way::Pages {
-            lacks("length that a page list must have to the byte");
-            return;
-        }
         order.length = length;
         assert_refused(&mut world, Main, &order);
     }
@@ -402,28 +392,26 @@ pub fn the_longest_list_fits_and_no_longer<T: Bench>() {
     assert_eq!(told, Err(Rejected { accepted: 0 }));
 }
 
-/// Registers whole pages of A from `first_offset` on, in the order given.
+/// Registers ranges of A, address and length of each, as a list of pages of `1 << shift` bytes.
 fn register_pages<T: Bench>(
     world: &mut World<T>,
-    pages: &[u64],
-    first_offset: u32,
-    length: u32,
-) -> Grant {
-    let shift = world.bench.nic(A).capabilities().page_shift;
-    register_larger(world, shift, pages, first_offset, length)
-}
-
-/// The same, with pages of another size.
-fn register_larger<T: Bench>(
-    world: &mut World<T>,
     shift: u8,
-    pages: &[u64],
-    first_offset: u32,
+    ranges: &[(u64, u32)],
     length: u32,
 ) -> Grant {
     let (region, key) = world.adopt(A, Main);
     let key = key.rotated();
-    let base = 0x4000_0000 + u64::from(first_offset);
+    let lkey = world.bench.sge(A, Main, 0, 0).lkey;
+    let first = ranges.first().map_or(0, |range| range.0);
+    let base = 0x4000_0000 + (first & ((1 << shift) - 1));
+    let ranges: Vec<Sge> = ranges
+        .iter()
+        .map(|&(address, length)| Sge {
+            address,
+            length,
+            lkey,
+        })
+        .collect();
     let wr = SendWr::Register {
         region,
         key,
@@ -432,8 +420,7 @@ fn register_larger<T: Bench>(
         length,
         layout: Layout::Pages {
             shift,
-            first_offset,
-            pages,
+            ranges: &ranges,
         },
     };
     world.run(A, Main, 1, wr);
@@ -463,7 +450,16 @@ pub fn pages_lie_end_to_end<T: Bench>() {
     let (skip, page, name) = pages_of(&mut world);
     let order = [7, 3, 4, 11];
     let length = 3 * page - 100;
-    let grant = register_pages(&mut world, &order.map(&name), 777, length as u32);
+    let shift = world.bench.nic(A).capabilities().page_shift;
+    // From 777 on, two pages that touch, and the start of the last.
+    let (whole, last) = (page as u32, length - (3 * page - 777));
+    let ranges = [
+        (name(7) + 777, whole - 777),
+        (name(3), whole),
+        (name(4), whole),
+        (name(11), last as u32),
+    ];
+    let grant = register_pages(&mut world, shift, &ranges, length as u32);
     assert_eq!(world.expect(A, 1), [done(1)]);
     let mut model = world.bench.peek(A, 0, MEMORY);
     let bytes = world.bench.peek(B, 0, length);
@@ -489,8 +485,11 @@ pub fn pages_may_be_larger_than_the_smallest<T: Bench>() {
     let first = start.next_multiple_of(page as u64);
     let skip = (first - start) as usize;
     let length = 2 * page as u32 - 700;
-    let pages = [first + 2 * page as u64, first];
-    let grant = register_larger(&mut world, shift, &pages, 700, length);
+    let ranges = [
+        (first + 2 * page as u64 + 700, page as u32 - 700),
+        (first, page as u32),
+    ];
+    let grant = register_pages(&mut world, shift, &ranges, length);
     assert_eq!(world.expect(A, 1), [done(1)]);
     let turn = page - 700;
     world.assert_written(Main, &[4; 9], grant.at(0), skip + 2 * page + 700);
@@ -508,25 +507,75 @@ pub fn a_crooked_page_list_is_refused<T: Bench>() {
     if !World::<T>::new(Setup::default()).has(Mechanisms::PAGES) {
         return;
     }
-    let page = {
+    let (page, smallest) = {
         let mut world = fresh::<T>();
-        pages_of(&mut world).1 as u32
+        let page = pages_of(&mut world).1 as u32;
+        (page, world.bench.nic(A).capabilities().page_shift)
     };
-    // Page numbers, an amount to move them by, offset in the first, length.
-    let cases: [(&[usize], u64, u32, u32); 6] = [
-        (&[0, 1], 1, 0, 2 * page),
-        (&[0, 1], 0, 0, 2 * page + 1),
-        (&[0, 1], 0, 1, 2 * page),
-        (&[0, 1], 0, page, page),
-        (&[0, 1, 2], 0, 0, 2 * page),
-        (&[0, 1 << 20], 0, 0, 2 * page),
+    /// Its number, and bytes that are left out at its start and at its end.
+    type Page = (usize, u32, u32);
+    // Pages, how many bits their size is below the smallest, and how many bytes more than theirs are asked for.
+    let cases: [(&[Page], u8, u32); 8] = [
+        (&[(0, 0, 1), (2, 0, 0)], 0, 0),
+        (&[(0, 0, 0), (2, 1, 0)], 0, 0),
+        (&[(0, 0, 0), (2, 1, 1), (4, 0, 0)], 0, 0),
+        (&[(0, 0, 0), (2, 0, page)], 0, 0),
+        (&[(0, 0, 0), (2, 0, 0)], 1, 0),
+        (&[(0, 0, 0), (2, 0, 0)], 0, 1),
+        (&[(0, 0, 0), (1 << 20, 0, 0)], 0, 0),
+        (&[(1 << 20, 0, 0), (0, 0, 0)], 0, 0),
     ];
-    for (numbers, moved, offset, length) in cases {
+    for (pages, smaller, longer) in cases {
         let mut world = fresh::<T>();
         let (_, _, name) = pages_of(&mut world);
-        let pages: Vec<u64> = numbers.iter().map(|n| name(*n) + moved).collect();
-        register_pages(&mut world, &pages, offset, length);
-        assert_eq!(world.expect(A, 1), [failed(1, Status::Bind)], "{numbers:?}");
+        let ranges: Vec<(u64, u32)> = pages
+            .iter()
+            .map(|(n, start, end)| (name(*n) + u64::from(*start), page - start - end))
+            .collect();
+        let length: u32 = ranges.iter().map(|range| range.1).sum();
+        register_pages(&mut world, smallest - smaller, &ranges, length + longer);
+        assert_eq!(world.expect(A, 1), [failed(1, Status::Bind)], "{pages:?}");
+    }
+}
+
+pub fn the_longest_page_list_fits_and_no_longer<T: Bench>() {
+    if !World::<T>::new(Setup::default()).has(Mechanisms::PAGES) {
+        return;
+    }
+    for more in [0, 1] {
+        let mut world = fresh::<T>();
+        let (_, page, name) = pages_of(&mut world);
+        let capabilities = *world.bench.nic(A).capabilities();
+        // From the last byte of a page on, which counts as a whole one. There may not be so much memory: then it fails
+        // later, and otherwise.
+        let length = ((capabilities.max_pages as usize - 1) * page + 1 + more) as u32;
+        let (region, key) = world.adopt(A, Main);
+        let lkey = world.bench.sge(A, Main, 0, 0).lkey;
+        let address = name(0) + page as u64 - 1;
+        let ranges = [Sge {
+            address,
+            length,
+            lkey,
+        }];
+        let wr = SendWr::Register {
+            region,
+            key: key.rotated(),
+            rights: WRITE,
+            base: address,
+            length,
+            layout: Layout::Pages {
+                shift: capabilities.page_shift,
+                ranges: &ranges,
+            },
+        };
+        world.queue(A, Main, 1, true, wr);
+        let told = world.doorbell(A, Main);
+        if more == 0 {
+            assert_eq!(told, Ok(()));
+            world.expect(A, 1);
+        } else {
+            assert_eq!(told, Err(Rejected { accepted: 0 }));
+        }
     }
 }
 

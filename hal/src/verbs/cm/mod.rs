@@ -22,6 +22,8 @@
 //! ```
 
 mod raw;
+#[cfg(test)]
+mod tests;
 
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::time::Duration;

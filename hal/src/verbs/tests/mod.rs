@@ -1,6 +1,8 @@
 //! The driver over the provider that is a table of our own.
 
+mod device;
 mod keys;
+mod requests;
 
 use std::string::{String, ToString as _};
 use std::vec::Vec;
@@ -49,8 +51,12 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(Quirks::RXE)
+    }
+
+    fn with(quirks: Quirks) -> Self {
         let stub = Stub::new(false);
-        let mut nic = stub.nic(LIMITS, Quirks::RXE);
+        let mut nic = stub.nic(LIMITS, quirks);
         let qps = [(); 2].map(|()| {
             let pair = stub.queue_pair(&nic, SHAPE);
             nic.adopt(pair).unwrap()
