@@ -191,7 +191,7 @@ fn unlock(error: &io::Error, bytes: usize, limit: Option<usize>) -> String {
             // What else is registered fits into the limit.
             bytes.saturating_add(limit).div_ceil(1024)
         ),
-        _ => remedy(error).to_owned(),
+        _ => remedy("ibv_reg_mr", error).to_owned(),
     }
 }
 
