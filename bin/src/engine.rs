@@ -199,7 +199,6 @@ pub(crate) struct Core<N: Nic + 'static> {
     /// Connections that it got so far.
     pub(crate) made: u64,
     pub(crate) rebuilt: u64,
-    pub(crate) keys_alive: u64,
     pub(crate) stopped: Option<Leftovers>,
 }
 
@@ -607,10 +606,7 @@ impl<A: Application, F: Fabric> Engine<A, F> {
     pub(crate) fn stop(&mut self, timeout: Duration) -> Result<Finished<A>, NodeError> {
         self.closing = true;
         let give_up = Instant::now() + timeout;
-        for (place, side) in self.sides.iter_mut().enumerate() {
-            for (core, counters) in side.cores.iter_mut().zip(side.counters) {
-                core.keys_alive = counters.keys_alive.get();
-            }
+        for place in 0..self.sides.len() {
             for id in self.fabric.alive(place) {
                 self.fabric.close(place, id);
             }
@@ -727,7 +723,7 @@ impl<N: Nic + 'static> Side<N> {
                 .map(|(core, counters)| FinishedCore {
                     leftovers: core.stopped,
                     device: None,
-                    keys_alive: core.keys_alive,
+                    keys_alive: counters.keys_alive.get(),
                     windows_rebuilt: core.rebuilt,
                     connections: core.made,
                     counters,

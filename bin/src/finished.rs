@@ -40,7 +40,8 @@ pub struct FinishedCore {
     pub leftovers: Option<Leftovers>,
     /// What its device still held.
     pub device: Option<Gauges>,
-    /// Keys that peers could use when the last connection was told to close.
+    /// Keys of transfers that nothing has ended. A key leaves this count only when it is dead for certain, so one that was
+    /// forgotten stays in it.
     pub keys_alive: u64,
     /// Windows that were rebuilt.
     pub windows_rebuilt: u64,
@@ -51,7 +52,7 @@ pub struct FinishedCore {
 }
 
 impl<A> FinishedNode<A> {
-    /// Keys that peers could use, on all cores, when the last connection was told to close.
+    /// Keys of transfers that nothing has ended, on all cores.
     #[must_use]
     pub fn keys_alive(&self) -> u64 {
         self.cores.iter().map(|core| core.keys_alive).sum()

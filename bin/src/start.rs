@@ -113,7 +113,6 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
                 reports,
                 made: 0,
                 rebuilt: 0,
-                keys_alive: 0,
                 stopped: None,
             });
             self.blueprints.push(Blueprint {

@@ -132,7 +132,7 @@ mod commands {
 
     pub(crate) fn ping(args: &PingArgs) -> ExitCode {
         end((|| {
-            let mut client = connect(&args.peer)?;
+            let mut client = connect(&args.peer, 0)?;
             let mut lost = 0;
             for _ in 0..args.count {
                 match client.ping()? {
@@ -164,7 +164,7 @@ mod commands {
             let target = target(&args.target)?;
             let mut file = File::create(&args.output)
                 .map_err(|error| local("write", &args.output.display(), &error))?;
-            let mut client = connect(&args.peer)?;
+            let mut client = connect(&args.peer, CHUNK)?;
             let bar = bar(args.length.map(u64::from));
             let (mut at, mut size) = (args.offset, CHUNK);
             let end_at = args.length.map(|length| args.offset.saturating_add(length));
@@ -217,7 +217,7 @@ mod commands {
             let target = target(&args.target)?;
             let bytes = fs::read(&args.file)
                 .map_err(|error| local("read", &args.file.display(), &error))?;
-            let mut client = connect(&args.peer)?;
+            let mut client = connect(&args.peer, CHUNK)?;
             let bar = bar(Some(bytes.len() as u64));
             let mut at = args.offset;
             for chunk in bytes.chunks(CHUNK as usize) {
@@ -244,12 +244,13 @@ mod commands {
         })())
     }
 
-    fn connect(peer: &Peer) -> Result<Client, Trouble> {
+    fn connect(peer: &Peer, longest: u32) -> Result<Client, Trouble> {
         Ok(Client::connect(
             peer.nid,
             peer.device.as_deref(),
             peer.from,
             peer.timeout,
+            longest,
         )?)
     }
 

@@ -50,12 +50,12 @@ nid = "10.0.0.2@o2ib"
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn get(
+fn submit(
     control: &mut Control<Sleeper>,
     client: Nid,
     link: Link,
     memory: &'static mut PageList<'static>,
-) -> (Result<u32, Error>, &'static mut PageList<'static>) {
+) {
     let request = Request {
         token: Token(1),
         connection: link.connection,
@@ -71,6 +71,15 @@ fn get(
         node.submit_to(link.core, Submission::Transfer(request))
             .is_ok()
     );
+}
+
+fn get(
+    control: &mut Control<Sleeper>,
+    client: Nid,
+    link: Link,
+    memory: &'static mut PageList<'static>,
+) -> (Result<u32, Error>, &'static mut PageList<'static>) {
+    submit(control, client, link, memory);
     loop {
         match control.wait(client, PATIENCE) {
             Ok(Event::Done {
@@ -84,12 +93,12 @@ fn get(
     }
 }
 
-#[test]
-fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
+/// A server that can be put to sleep, and a client.
+fn nodes() -> Option<(Control<Sleeper>, Arc<AtomicBool>, [Nid; 2])> {
     let machine = Machine::this();
     if machine.parallelism < 2 {
         eprintln!("not run: on one core the sleeper would stop the client's clock too");
-        return;
+        return None;
     }
     let config = Config::parse(NODES, "nodes.toml".as_ref(), &machine).unwrap();
     let (server, client) = (config.nodes[0].nid, config.nodes[1].nid);
@@ -98,12 +107,20 @@ fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
         memory: 1 << 20,
         ..Options::default()
     };
-    let mut control = Control::start(&config, &machine, &options, |index, _, _| {
+    let control = Control::start(&config, &machine, &options, |index, _, _| {
         Ok((index == 0).then(|| Sleeper {
             sleep: Arc::clone(&sleep),
         }))
     })
     .unwrap();
+    Some((control, sleep, [server, client]))
+}
+
+#[test]
+fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
+    let Some((mut control, sleep, [server, client])) = nodes() else {
+        return;
+    };
     let memory = control.node(client).unwrap().memory(100_000).unwrap();
 
     let link = control.connect(client, server, PATIENCE).unwrap();
@@ -138,4 +155,29 @@ fn a_window_whose_key_may_be_alive_is_replaced_and_the_node_goes_on() {
     let core = &finished.nodes[1].cores[0];
     assert_eq!(core.windows_rebuilt, 1);
     assert_eq!(core.counters.windows_broken.get(), 1);
+}
+
+#[test]
+fn a_node_that_is_stopped_while_a_transfer_is_under_way_has_no_key_alive_at_the_end() {
+    let Some((mut control, sleep, [server, client])) = nodes() else {
+        return;
+    };
+    let memory = control.node(client).unwrap().memory(100_000).unwrap();
+    let link = control.connect(client, server, PATIENCE).unwrap();
+    sleep.store(true, Ordering::Relaxed);
+    while sleep.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    submit(&mut control, client, link, memory);
+    let counters = control.node(client).unwrap().counters();
+    while counters[0].keys_alive.get() == 0 {
+        std::thread::yield_now();
+    }
+
+    let finished = control.stop(PATIENCE).unwrap();
+    for node in &finished.nodes {
+        assert_eq!(node.keys_alive(), 0, "{}", node.nid);
+        assert_eq!(node.cores[0].device.unwrap().live_keys, 0);
+        assert!(node.is_empty(), "{:?}", node.cores);
+    }
 }

@@ -61,7 +61,8 @@ impl core::str::FromStr for Target {
 
 impl Client {
     /// Starts a node on a device and connects it. Without a device the only one of this machine is taken; without a
-    /// name the node has the device's first IPv4 address, in the other node's LNet network.
+    /// name the node has the device's first IPv4 address, in the other node's LNet network. Memory is registered for
+    /// transfers of up to `longest` bytes ([`CHUNK`] at most); a [`ping`](Self::ping) always fits.
     ///
     /// # Errors
     /// Why there is no connection.
@@ -70,6 +71,7 @@ impl Client {
         device: Option<&str>,
         from: Option<Nid>,
         timeout: Duration,
+        longest: u32,
     ) -> Result<Self, NodeError> {
         let name = match device {
             Some(name) => name.to_owned(),
@@ -98,16 +100,9 @@ impl Client {
             }
         };
         let machine = Machine::this();
-        let seconds = timeout.as_secs().max(1);
-        let text = format!(
-            "[device]\nverbs = {name:?}\n[memory]\nhuge_pages = \"off\"\n[tunables]\ntimeout = \"{seconds}s\"\n\
-             idle = \"yield\"\n[[node]]\nnid = \"{from}\"\n"
-        );
-        let config =
-            Config::parse(&text, "command line".as_ref(), &machine).map_err(NodeError::Config)?;
+        let config = config(&name, from, timeout, &machine)?;
         let options = Options {
-            // One transfer of full length, and one of each half, quarter and so on.
-            memory: 3 * CHUNK as usize,
+            memory: memory(longest),
             here: Vec::new(),
             listen: false,
         };
@@ -299,9 +294,74 @@ impl Client {
     }
 }
 
+/// The node file of one that only asks.
+fn config(
+    device: &str,
+    from: Nid,
+    timeout: Duration,
+    machine: &Machine<'_>,
+) -> Result<Config, NodeError> {
+    let seconds = timeout.as_secs().max(1);
+    // Its memory is in pieces of one range each, which never go through staging buffers.
+    let text = format!(
+        "[device]\nverbs = {device:?}\n[memory]\nhuge_pages = \"off\"\nstaging = 0\n[tunables]\n\
+         timeout = \"{seconds}s\"\nidle = \"yield\"\n[[node]]\nnid = \"{from}\"\n"
+    );
+    Config::parse(&text, "command line".as_ref(), machine).map_err(NodeError::Config)
+}
+
+/// Bytes for one transfer of full length, one of each half, quarter and so on, and a ping.
+fn memory(longest: u32) -> usize {
+    let longest = usize::try_from(longest.min(CHUNK)).unwrap_or(0);
+    longest
+        .saturating_mul(3)
+        .saturating_add(ping::DISCOVERY_SINK as usize)
+}
+
 fn node_of(control: &mut Control<Nobody>, nid: Nid) -> Result<&mut Node, NodeError> {
     control.node(nid).ok_or(NodeError::NoNode(nid))
 }
 
 /// Bytes of one transfer: the most that LNet has.
 pub const CHUNK: u32 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::{CHUNK, config, memory};
+    use crate::plan::{Plan, connections};
+    use core::time::Duration;
+    use o2poll_config::Machine;
+    use o2poll_dataplane::wire::Nid;
+    use o2poll_soft::Profile;
+    use std::io;
+
+    /// Bytes that a client registers on a device with windows.
+    fn registered(longest: u32) -> usize {
+        let machine = Machine {
+            allowed_cores: vec![0, 1],
+            present_cores: 2,
+            parallelism: 2,
+            file_size: &|_| Err(io::ErrorKind::NotFound.into()),
+        };
+        let from = Nid::o2ib([10, 0, 0, 1], 0);
+        let config = config("rxe0", from, Duration::from_secs(10), &machine)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let connections = connections(&config);
+        let plan = Plan::on(&config, &machine, Profile::rxe(), u32::MAX, connections).unwrap();
+        assert_eq!(plan.shape.connections, 1);
+        let ranges = [memory(longest)];
+        plan.of(&config.nodes[0], &ranges).unwrap().bytes
+    }
+
+    #[test]
+    fn a_ping_registers_the_messages_of_one_connection_and_a_page() {
+        let bytes = registered(0);
+        assert!(bytes <= 256 << 10, "{bytes}");
+    }
+
+    #[test]
+    fn a_bulk_transfer_fits_into_half_of_the_usual_limit_of_locked_memory() {
+        let bytes = registered(CHUNK);
+        assert!(bytes < 4 << 20, "{bytes}");
+    }
+}

@@ -15,6 +15,7 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use o2poll_config::{Config, Idle, Machine};
+use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Local;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::{self, Clock};
@@ -124,7 +125,8 @@ impl<A: Application> Control<A> {
                 },
                 core: needs.shape,
                 connections: needs.shape.connections,
-                patience: config.tunables.timeout,
+                patience: patience(config),
+                timeout: config.tunables.timeout,
             };
             let mut manager = Manager::new(&device, cores.clone(), settings).map_err(rdma)?;
             if options.listen {
@@ -269,18 +271,28 @@ fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
     // On rxe a peer's SEND_WITH_INV of a dead key crashes the kernel: nobody is invited to send one.
     capabilities.remote_invalidate =
         findings.remote_invalidate && !device.quirks().contains(Quirks::RXE);
-    let windows = if findings.windows {
-        most(attributes.max_mw)
+    // What the driver has, whatever else a card could do.
+    (capabilities.mechanisms, capabilities.max_windows) = if findings.windows {
+        (Mechanisms::WINDOW, most(attributes.max_mw))
     } else {
-        0
+        (Mechanisms::empty(), 0)
     };
-    capabilities.max_windows = windows;
+    capabilities.region_lkey = false;
+    let windows = capabilities.max_windows;
     (profile, windows)
+}
+
+/// For an attempt to connect. A kernel's connection manager sends a REQ or REP that was lost again after some six seconds: an
+/// attempt that ends before gains nothing by it.
+pub(crate) fn patience(config: &Config) -> Duration {
+    config.tunables.timeout.max(PATIENCE)
 }
 
 fn rdma(error: impl core::fmt::Display) -> NodeError {
     NodeError::Rdma(error.to_string())
 }
 
+/// Three REQs.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// Pieces of one work request: more cost room in every queue.
 const MOST_SGE: u32 = 8;

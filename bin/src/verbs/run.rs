@@ -7,7 +7,7 @@ use std::sync::Arc;
 use o2poll_config::{Config, Machine};
 use o2poll_dataplane::wire::Nid;
 
-use super::{Control, Options};
+use super::{Control, Options, patience};
 use crate::NodeError;
 use crate::job::{Job, Progress};
 use crate::report::Report;
@@ -46,7 +46,7 @@ pub fn run(
         config,
         is_here: &is_here,
         progress: &progress,
-        dial: config.tunables.timeout,
+        dial: patience(config),
         stop,
     };
     let failures = course.run(&mut control.0, watcher)?;

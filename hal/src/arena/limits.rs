@@ -43,7 +43,7 @@ pub(super) fn transparent_huge_bytes(address: usize) -> Option<usize> {
 }
 
 /// The limit on locked memory; `None` if there is none.
-pub(super) fn locked_memory() -> Option<usize> {
+pub(crate) fn locked_memory() -> Option<usize> {
     let text = fs::read_to_string("/proc/self/limits").ok()?;
     let line = text.lines().find(|line| line.starts_with(MAX_LOCKED))?;
     line.get(MAX_LOCKED.len()..)?

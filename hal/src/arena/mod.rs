@@ -19,7 +19,7 @@ use o2poll_dataplane::nic::LKey;
 
 use self::mapping::Mapping;
 
-mod limits;
+pub(crate) mod limits;
 mod mapping;
 mod note;
 

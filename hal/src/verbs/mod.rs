@@ -37,6 +37,8 @@
 
 use std::io;
 
+use crate::arena::Size;
+
 mod chain;
 pub mod cm;
 mod decode;
@@ -78,6 +80,19 @@ pub enum DeviceError {
     Call {
         /// Which.
         what: &'static str,
+        /// On which device.
+        device: String,
+        /// As the library says.
+        source: io::Error,
+    },
+    /// Memory that could not be registered. All that a process has registered counts against its limit of locked
+    /// memory, unless it has CAP_IPC_LOCK.
+    #[error("ibv_reg_mr of {} on device {device}: {source}{}", Size(*bytes), unlock(source, *bytes, *limit))]
+    Register {
+        /// How much was to be registered.
+        bytes: usize,
+        /// The limit of locked memory (`RLIMIT_MEMLOCK`) in bytes, if there is one.
+        limit: Option<usize>,
         /// On which device.
         device: String,
         /// As the library says.
@@ -163,6 +178,20 @@ fn remedy(what: &str, error: &io::Error) -> &'static str {
             ": there is no node of it in /dev/infiniband: modprobe ib_uverbs, and in a container pass the directory in"
         }
         _ => "",
+    }
+}
+
+/// What to do about memory that cannot be registered.
+fn unlock(error: &io::Error, bytes: usize, limit: Option<usize>) -> String {
+    match (error.raw_os_error(), limit) {
+        (Some(libc::ENOMEM), Some(limit)) => format!(
+            ": the limit of locked memory is {} for all that is registered: raise it with `ulimit -l {}`, memlock \
+             in limits.conf(5) or LimitMEMLOCK= in the unit, or give the program CAP_IPC_LOCK",
+            Size(limit),
+            // What else is registered fits into the limit.
+            bytes.saturating_add(limit).div_ceil(1024)
+        ),
+        _ => remedy("ibv_reg_mr", error).to_owned(),
     }
 }
 

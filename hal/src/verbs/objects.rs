@@ -22,7 +22,7 @@ use rdma_core_sys::types::{
 use super::device::Device;
 use super::raw::{Cq, Mr, Mw, Pd, RawQp};
 use super::{DeviceError, last_error};
-use crate::arena::Arena;
+use crate::arena::{Arena, limits};
 
 /// A protection domain: what is made in different ones has nothing to do with each other.
 #[derive(Clone, Debug)]
@@ -185,7 +185,14 @@ impl Domain {
             )
         };
         if raw.is_null() {
-            return Err(last_error("ibv_reg_mr", &self.device));
+            // Before the limit is read, which makes system calls.
+            let source = io::Error::last_os_error();
+            return Err(DeviceError::Register {
+                bytes: length,
+                limit: limits::locked_memory(),
+                device: self.device.name().to_owned(),
+                source,
+            });
         }
         // SAFETY: it was just made.
         let lkey = LKey(unsafe { (*raw).lkey });

@@ -44,7 +44,8 @@ for who in target initiator; do
     says 'FAILED: the device rxe0 is being removed' "$DIR/$who.removed"
     says '^10.9.0..@o2ib .* nothing$' "$DIR/$who.removed"
 done
-says 'FAILED: .* the first: ' "$DIR/initiator.removed"
+# What was under way ends with its data, or says why not.
+says '^FAILED: .* the first: \|^interrupted: ' "$DIR/initiator.removed"
 
 say "it is back"
 soft_roce v0

@@ -66,7 +66,7 @@ card() {
 }
 
 # Two guests on one wire: rxe0 over CARD, or where it is "bridged", in guest a, over one end of a veth pair whose
-# other end is bridged with CARD: then CARD can be set down and rxe0 keeps its routes, as with a cable that is cut
+# other end is bridged with CARD: then br0 can be set down and rxe0 keeps its routes, as with a cable that is cut
 # further away. Guest a is 10.9.0.1, b is 10.9.0.2; they wait for each other. A frame has room for a whole message of
 # o2iblnd.
 two_guests() {
@@ -80,7 +80,12 @@ two_guests() {
         ip link add v0 mtu 9000 address 52:54:00:00:01:01 type veth peer name v1 mtu 9000 address 52:54:00:00:01:02
         ip link add br0 mtu 9000 address 52:54:00:00:01:03 type bridge forward_delay 0
         ip link set "$CARD" master br0
+        # Packets that two processors pass on must not overtake each other.
+        echo 1 >/sys/class/net/v0/queues/rx-0/rps_cpus
+        echo 1 >/sys/class/net/v1/queues/rx-0/rps_cpus
         ip link set v1 master br0 up
+        # The bridge would answer for v0's address with its own, and what is sent there never gets to rxe0.
+        echo 1 >/proc/sys/net/ipv4/conf/all/arp_ignore
         ip link set br0 up
         netdev=v0
         ip link set "$CARD" up

@@ -67,6 +67,8 @@ pub struct Settings {
     pub connections: usize,
     /// How long an attempt may take.
     pub patience: Duration,
+    /// How long a transfer may take: the device gives up a peer that acknowledges nothing no later.
+    pub timeout: Duration,
 }
 
 /// What the control side must tell a core.
@@ -906,7 +908,10 @@ impl Manager {
         let (Some(mut qp), Some(core)) = (end.qp.take(), end.core) else {
             return;
         };
-        match end.cm.make_ready(&mut qp, &self.device) {
+        match end
+            .cm
+            .make_ready(&mut qp, &self.device, self.settings.timeout)
+        {
             Ok(()) => {
                 end.adopted = true;
                 self.effects.push(Effect::Adopt {

@@ -8,6 +8,7 @@ use core::fmt;
 use core::mem::{size_of, zeroed};
 use core::net::{Ipv4Addr, SocketAddrV4};
 use core::ptr::null_mut;
+use core::time::Duration;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -270,15 +271,20 @@ impl Id {
 
     /// RESET to INIT.
     pub(super) fn initialise(&self, qp: &mut QueuePair, device: &Device) -> Result<(), CmError> {
-        self.move_on(qp, device, IBV_QPS_INIT)
+        self.move_on(qp, device, IBV_QPS_INIT, Duration::MAX)
     }
 
-    /// INIT to RTS: both sides can send and receive.
-    pub(super) fn make_ready(&self, qp: &mut QueuePair, device: &Device) -> Result<(), CmError> {
+    /// INIT to RTS: both sides can send and receive. Without an acknowledgement all retries end within `patience`.
+    pub(super) fn make_ready(
+        &self,
+        qp: &mut QueuePair,
+        device: &Device,
+        patience: Duration,
+    ) -> Result<(), CmError> {
         // Again: before the REQ was sent, the kernel answered with no access rights at all.
-        self.move_on(qp, device, IBV_QPS_INIT)?;
-        self.move_on(qp, device, IBV_QPS_RTR)?;
-        self.move_on(qp, device, IBV_QPS_RTS)
+        self.move_on(qp, device, IBV_QPS_INIT, patience)?;
+        self.move_on(qp, device, IBV_QPS_RTR, patience)?;
+        self.move_on(qp, device, IBV_QPS_RTS, patience)
     }
 
     fn move_on(
@@ -286,6 +292,7 @@ impl Id {
         qp: &mut QueuePair,
         device: &Device,
         state: ibv_qp_state,
+        patience: Duration,
     ) -> Result<(), CmError> {
         let mut attr = ibv_qp_attr {
             qp_state: state,
@@ -305,6 +312,8 @@ impl Id {
         // Neither side READs.
         attr.max_dest_rd_atomic = 0;
         attr.max_rd_atomic = 0;
+        // The manager's is 2 s on RoCE, whoever is waiting: then two losses in a row outlast a short timeout.
+        attr.timeout = attr.timeout.min(ack_timeout(patience));
         qp.modify(device, &mut attr, mask.cast_unsigned())
             .map_err(CmError::Device)
     }
@@ -378,6 +387,14 @@ const fn carries_data(event: Event) -> bool {
     )
 }
 
+/// The longest wait for an acknowledgement, 4.096 us times two to this, with which the first try and all that follow it
+/// end within `patience`.
+fn ack_timeout(patience: Duration) -> u8 {
+    let each = patience.as_nanos() / u128::from(RETRIES + 1) / ACK_UNIT;
+    let exponent = each.max(1).ilog2().clamp(LEAST_ACK_TIMEOUT, 31);
+    u8::try_from(exponent).unwrap_or(31)
+}
+
 fn sockaddr(address: SocketAddrV4) -> libc::sockaddr_in {
     let ip: Ipv4Addr = *address.ip();
     // SAFETY: numbers, for which zeros are values.
@@ -404,10 +421,31 @@ const RDMA_OPTION_ID_REUSEADDR: c_int = 1;
 const RETRIES: u8 = 5;
 const RNR_RETRIES: u8 = 6;
 
+/// Of the wait for an acknowledgement, in nanoseconds (IB spec, 11.2.4.2).
+const ACK_UNIT: u128 = 4096;
+/// 67 ms: less takes a busy peer for one that is gone.
+const LEAST_ACK_TIMEOUT: u32 = 14;
+
 #[cfg(test)]
 mod tests {
-    use super::sockaddr;
+    use super::{RETRIES, ack_timeout, sockaddr};
     use core::net::{Ipv4Addr, SocketAddrV4};
+    use core::time::Duration;
+
+    #[test]
+    fn all_retries_of_the_device_end_within_the_timeout_of_a_transfer() {
+        for seconds in [1, 5, 10, 15, 20, 50, 300] {
+            let wait = Duration::from_nanos(4096 << ack_timeout(Duration::from_secs(seconds)));
+            let all = wait * u32::from(RETRIES + 1);
+            let patience = Duration::from_secs(seconds);
+            assert!(
+                all <= patience && all * 2 > patience,
+                "{seconds} s: {all:?}"
+            );
+        }
+        assert_eq!(ack_timeout(Duration::ZERO), 14);
+        assert_eq!(ack_timeout(Duration::MAX), 31);
+    }
 
     #[test]
     fn addresses_are_in_network_order() {

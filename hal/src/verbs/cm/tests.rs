@@ -45,6 +45,7 @@ const fn settings() -> Settings {
         },
         connections: 1,
         patience: Duration::from_secs(1),
+        timeout: Duration::from_secs(50),
     }
 }
 

@@ -574,10 +574,12 @@ fn all_of(device: &Device) -> Result<(), DeviceError> {
 #[track_caller]
 fn assert_told(error: &DeviceError, call: &str, errno: i32, remedies: &[&str]) {
     let text = error.to_string();
-    let DeviceError::Call { what, source, .. } = error else {
-        panic!("{text}");
+    let (what, source) = match error {
+        DeviceError::Call { what, source, .. } => (*what, source),
+        DeviceError::Register { source, .. } => ("ibv_reg_mr", source),
+        _ => panic!("{text}"),
     };
-    assert_eq!(*what, format!("ibv_{call}"), "{text}");
+    assert_eq!(what, format!("ibv_{call}"), "{text}");
     assert_eq!(source.raw_os_error(), Some(errno), "{text}");
     assert!(text.contains("on device stub0"), "{text}");
     for remedy in remedies {

@@ -4,6 +4,7 @@ mod device;
 mod keys;
 mod requests;
 
+use std::string::{String, ToString as _};
 use std::vec::Vec;
 
 use o2poll_dataplane::nic::{
@@ -655,4 +656,27 @@ fn a_device_value_goes_to_another_thread() {
     sendable::<Verbs>();
     sendable::<super::QueuePair>();
     sendable::<super::Window>();
+}
+
+#[test]
+fn memory_that_cannot_be_registered_is_told_beside_the_limit_with_a_limit_that_is_enough() {
+    let error = |errno, limit| super::DeviceError::Register {
+        bytes: 9 << 20,
+        limit,
+        device: String::from("rxe0"),
+        source: std::io::Error::from_raw_os_error(errno),
+    };
+    assert_eq!(
+        error(libc::ENOMEM, Some(8 << 20)).to_string(),
+        "ibv_reg_mr of 9 MiB on device rxe0: Cannot allocate memory (os error 12): the limit of locked memory is 8 MiB for \
+         all that is registered: raise it with `ulimit -l 17408`, memlock in limits.conf(5) or LimitMEMLOCK= in the unit, \
+         or give the program CAP_IPC_LOCK"
+    );
+    for other in [
+        error(libc::ENOMEM, None),
+        error(libc::EINVAL, Some(8 << 20)),
+    ] {
+        let text = other.to_string();
+        assert!(text.contains("9 MiB") && !text.contains("8 MiB"), "{text}");
+    }
 }
