@@ -304,7 +304,7 @@ const MESSAGE: u32 = 256;
 
 /// Bytes that [`Span::prefetch`] asks for: as many lines as a core waits for at a time, about.
 #[cfg(target_arch = "x86_64")]
-const PREFETCH: u32 = 1024;
+const PREFETCH: u32 = 2048;
 
 #[cfg(test)]
 mod tests {
