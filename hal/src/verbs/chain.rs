@@ -1,5 +1,7 @@
 //! The open chain: work requests as the library wants them, checked before it sees them.
 
+use core::ptr::NonNull;
+
 use o2poll_dataplane::nic::{LKey, RKey, Remote, Rights, Sge, Status};
 use rdma_core_sys::types::{
     IBV_SEND_INLINE, IBV_SEND_SIGNALED, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_RDMA_READ,
@@ -12,9 +14,9 @@ use super::objects::{Memory, access};
 /// Requests of one queue pair that are queued and not yet rung for.
 pub(super) struct Chain {
     /// Linked, each with its own pieces, for the life of this.
-    pub(super) wrs: Box<[ibv_send_wr]>,
+    wrs: Array<ibv_send_wr>,
     /// Pointed into by `wrs`.
-    pieces: Box<[ibv_sge]>,
+    pieces: Array<ibv_sge>,
     stride: usize,
     pub(super) length: usize,
     /// How long it may become at least; what is not known is 0.
@@ -30,6 +32,10 @@ pub(super) struct Chain {
     /// Of all chains there were, by which a window knows that it is in this one.
     pub(super) number: u64,
 }
+
+/// An array whose elements are pointed at for its whole life. A box would claim to be the only way to them each time that it is
+/// moved or written through, and pointers from before would be void: here all ways begin at the one pointer.
+struct Array<T>(NonNull<[T]>);
 
 /// What the checks need to know of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -94,15 +100,13 @@ pub(super) struct Memories {
 
 impl Chain {
     pub(super) fn new(most: usize, stride: usize) -> Self {
-        let mut pieces = vec![ibv_sge::default(); most.saturating_mul(stride)].into_boxed_slice();
-        let mut wrs = vec![ibv_send_wr::default(); most].into_boxed_slice();
-        for (wr, pieces) in wrs.iter_mut().zip(pieces.chunks_mut(stride.max(1))) {
-            wr.sg_list = pieces.as_mut_ptr();
-        }
-        let first = wrs.as_mut_ptr();
-        for n in 0..most {
-            // SAFETY: `n` is in the array, and the one after the last may be pointed to.
-            unsafe { (*first.add(n)).next = first.add(n + 1) };
+        let pieces = Array::<ibv_sge>::new(most.saturating_mul(stride));
+        let mut wrs = Array::<ibv_send_wr>::new(most);
+        let (first, room) = (wrs.first(), pieces.first());
+        for (n, wr) in wrs.all().iter_mut().enumerate() {
+            // The last `next` points behind the array, and nobody follows it: a chain that ends there ends in null.
+            wr.sg_list = room.wrapping_add(n.wrapping_mul(stride));
+            wr.next = first.wrapping_add(n).wrapping_add(1);
         }
         Self {
             wrs,
@@ -130,10 +134,15 @@ impl Chain {
     /// Its first request and its last one, if it has `count` of them.
     #[inline]
     pub(super) fn ends(&mut self, count: usize) -> Option<(*mut ibv_send_wr, *mut ibv_send_wr)> {
-        let first = self.wrs.as_mut_ptr();
         let last = count.checked_sub(1).filter(|last| *last < self.wrs.len())?;
-        // SAFETY: it is in the array.
-        Some((first, unsafe { first.add(last) }))
+        let first = self.wrs.first();
+        Some((first, first.wrapping_add(last)))
+    }
+
+    /// Requests that it has room for.
+    #[inline]
+    pub(super) const fn room(&self) -> usize {
+        self.wrs.len()
     }
 
     /// All of it was taken. The next one is likely to be of the same queue pair.
@@ -167,7 +176,7 @@ impl Chain {
         message: Sge,
         invalidate: Option<RKey>,
     ) -> Result<(), Trouble> {
-        let out = next(&mut self.wrs, self.length)?;
+        let out = next(self.wrs.all(), self.length)?;
         match invalidate {
             Some(key) => begin(out, head, IBV_WR_SEND_WITH_INV, key.0),
             None => begin(out, head, IBV_WR_SEND, 0),
@@ -175,7 +184,7 @@ impl Chain {
         let at = self.length.wrapping_mul(self.stride);
         let total = memories.gather(
             out,
-            &mut self.pieces,
+            self.pieces.all(),
             at,
             facts,
             &[message],
@@ -196,14 +205,14 @@ impl Chain {
         remote: Remote,
         imm: Option<u32>,
     ) -> Result<(), Trouble> {
-        let out = next(&mut self.wrs, self.length)?;
+        let out = next(self.wrs.all(), self.length)?;
         match imm {
             Some(imm) => begin(out, head, IBV_WR_RDMA_WRITE_WITH_IMM, imm.to_be()),
             None => begin(out, head, IBV_WR_RDMA_WRITE, 0),
         }
         aim(out, remote);
         let at = self.length.wrapping_mul(self.stride);
-        let total = memories.gather(out, &mut self.pieces, at, facts, local, Rights::empty())?;
+        let total = memories.gather(out, self.pieces.all(), at, facts, local, Rights::empty())?;
         ride_inside(out, total, facts);
         Ok(())
     }
@@ -222,18 +231,25 @@ impl Chain {
             // Nothing was negotiated for it, and it would never complete.
             return Err(Trouble::Refused);
         }
-        let out = next(&mut self.wrs, self.length)?;
+        let out = next(self.wrs.all(), self.length)?;
         begin(out, head, IBV_WR_RDMA_READ, 0);
         aim(out, remote);
         let at = self.length.wrapping_mul(self.stride);
-        memories.gather(out, &mut self.pieces, at, facts, local, Rights::LOCAL_WRITE)?;
+        memories.gather(
+            out,
+            self.pieces.all(),
+            at,
+            facts,
+            local,
+            Rights::LOCAL_WRITE,
+        )?;
         Ok(())
     }
 
     /// BIND_MW.
     #[inline]
     pub(super) fn bind(&mut self, head: Head, bind: &Bind) -> Result<(), Trouble> {
-        let out = next(&mut self.wrs, self.length)?;
+        let out = next(self.wrs.all(), self.length)?;
         // Immediate data that is not zero is EINVAL (rxe).
         begin(out, head, IBV_WR_BIND_MW, 0);
         // SAFETY: nobody but the provider reads this part of the union, and only of a BIND_MW.
@@ -253,7 +269,7 @@ impl Chain {
     /// LOCAL_INV.
     #[inline]
     pub(super) fn invalidate(&mut self, head: Head, key: RKey) -> Result<(), Trouble> {
-        let out = next(&mut self.wrs, self.length)?;
+        let out = next(self.wrs.all(), self.length)?;
         begin(out, head, IBV_WR_LOCAL_INV, key.0);
         self.changes = true;
         Ok(())
@@ -267,8 +283,11 @@ impl Chain {
 
     /// In place of one that would fail: it does so on any device, and nothing leaves.
     pub(super) fn spoil(&mut self, token: u64, trap: Sge) {
-        if let Some(out) = self.wrs.get_mut(self.length)
-            && let Some(piece) = self.pieces.get_mut(self.length.wrapping_mul(self.stride))
+        if let Some(out) = self.wrs.all().get_mut(self.length)
+            && let Some(piece) = self
+                .pieces
+                .all()
+                .get_mut(self.length.wrapping_mul(self.stride))
         {
             *piece = raw_piece(trap);
             out.wr_id = token;
@@ -281,13 +300,48 @@ impl Chain {
 
     /// In place of one that is only flushed. Empty, so that nothing happens even if it were not.
     pub(super) fn hollow(&mut self, at: usize, token: u64) {
-        if let Some(out) = self.wrs.get_mut(at) {
+        if let Some(out) = self.wrs.all().get_mut(at) {
             out.wr_id = token;
             out.opcode = IBV_WR_SEND;
             out.send_flags = IBV_SEND_SIGNALED;
             out.num_sge = 0;
             out.__bindgen_anon_1.imm_data = 0;
         }
+    }
+}
+
+impl<T: Clone + Default> Array<T> {
+    fn new(length: usize) -> Self {
+        let all = vec![T::default(); length].into_boxed_slice();
+        Self(NonNull::from(Box::leak(all)))
+    }
+}
+
+impl<T> Array<T> {
+    /// To its first element, and good for all of them until it is dropped.
+    #[inline]
+    const fn first(&self) -> *mut T {
+        self.0.as_ptr().cast()
+    }
+
+    #[inline]
+    const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[inline]
+    const fn all(&mut self) -> &mut [T] {
+        // SAFETY: from a box, and dropped with this alone. Pointers of `first` are read and written through in `post` only,
+        // while it borrows the chain mutably, and the library keeps none of them: not while this reference lives. It is made
+        // of the pointer that they are copies of, so that it takes nothing from them.
+        unsafe { self.0.as_mut() }
+    }
+}
+
+impl<T> Drop for Array<T> {
+    fn drop(&mut self) {
+        // SAFETY: from a box, and nobody has it any longer.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
@@ -457,5 +511,63 @@ const fn raw_piece(piece: Sge) -> ibv_sge {
         addr: piece.address,
         length: piece.length,
         lkey: piece.lkey.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Chain, Head};
+    use o2poll_dataplane::nic::{LKey, RKey, Sge};
+    use rdma_core_sys::types::{IBV_WR_LOCAL_INV, IBV_WR_SEND};
+    use std::vec::Vec;
+
+    /// What a provider does. With a checker of Rust's rules of aliasing (Miri) it fails if a write voids the pointers.
+    #[test]
+    fn a_provider_may_follow_the_pointers_of_a_chain_that_was_written_again_and_moved() {
+        let mut chain = Chain::new(4, 2);
+        for round in 0..3 {
+            let trap = Sge {
+                address: 0x1000 + round,
+                length: 1,
+                lkey: LKey(7),
+            };
+            for n in 0..3 {
+                chain.hollow(n, 0);
+            }
+            for token in [round, round + 10] {
+                chain.spoil(token, trap);
+                chain.length += 1;
+            }
+            let head = Head {
+                token: round + 20,
+                signalled: true,
+            };
+            assert!(chain.invalidate(head, RKey(9)).is_ok());
+            chain.length += 1;
+            chain = *core::hint::black_box(std::boxed::Box::new(chain));
+            let (first, last) = chain.ends(3).unwrap();
+            let mut seen = Vec::new();
+            // SAFETY: three requests, of which two have a piece; nothing refers to them.
+            unsafe {
+                (*last).wr_id += 100;
+                let mut at = first;
+                loop {
+                    let wr = &*at;
+                    let pieces = (0..wr.num_sge).map(|n| (*wr.sg_list.offset(n as isize)).addr);
+                    seen.push((wr.wr_id, wr.opcode, pieces.collect::<Vec<_>>()));
+                    if at == last {
+                        break;
+                    }
+                    at = wr.next;
+                }
+            }
+            let wanted = [
+                (round, IBV_WR_SEND, std::vec![trap.address]),
+                (round + 10, IBV_WR_SEND, std::vec![trap.address]),
+                (round + 120, IBV_WR_LOCAL_INV, Vec::new()),
+            ];
+            assert_eq!(seen, wanted);
+            chain.clear();
+        }
     }
 }

@@ -290,7 +290,11 @@ impl Verbs {
             chain.refuse();
             return Opened::Refused;
         };
-        let most = chain.wrs.len().min(slot.room() as usize);
+        let most = chain.room().min(slot.room() as usize);
+        // No chain is longer than its room: this comes at least that often.
+        if slot.is_to_be_swept() {
+            self.windows.sweep(slot);
+        }
         // One that went astray was before this one.
         if chain.refused || slot.stray || chain.length >= most {
             chain.refuse();
@@ -424,9 +428,12 @@ fn post(chain: &mut Chain, counts: &mut Counts, raw: *mut ibv_qp) -> usize {
         return 0;
     };
     let mut bad: *mut ibv_send_wr = null_mut();
-    // SAFETY: both are requests of the chain, linked from the first to the last, and nothing else refers to them; with the
-    // link after the last taken out they end in null. The queue pair is held by its slot, and the requests name memory and
-    // windows that the device value holds. The library reads them and returns.
+    // SAFETY: both are requests of the chain, which is borrowed mutably, so that no reference to one of them or to a piece is
+    // alive. `first`, `next` and `sg_list` are copies of the pointers that the chain writes through itself (`Array`), so that
+    // no write since has made them void. Each `next` is the request behind it, hence the first leads to the last, and with the
+    // link after that one taken out they end in null; `num_sge` is at most the pieces that were written at `sg_list`. The
+    // queue pair is held by its slot, and the requests name memory and windows that the device value holds. The library reads
+    // them, writes none, and keeps no pointer when it returns (`ibv_post_send(3)`).
     let failed = unsafe {
         let next = core::mem::replace(&mut (*last).next, null_mut());
         let failed = ibv_post_send(raw, first, &mut bad);

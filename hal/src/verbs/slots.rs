@@ -34,6 +34,8 @@ pub(super) struct Slot {
     pub(super) tail: u32,
     /// First one that is not known to be done.
     pub(super) freed: u32,
+    /// `tail` when the windows whose INVALIDATE is done were last looked for.
+    swept: u32,
     pub(super) recv_tail: u32,
     pub(super) recv_freed: u32,
     sends: Box<[Sent]>,
@@ -80,6 +82,7 @@ impl Slot {
             recv_depth: 0,
             tail: 0,
             freed: 0,
+            swept: 0,
             recv_tail: 0,
             recv_freed: 0,
             sends: vec![Sent::default(); sends].into_boxed_slice(),
@@ -107,7 +110,8 @@ impl Slot {
         (self.failed, self.stray) = (false, false);
         self.send_depth = pair.send_depth;
         self.recv_depth = pair.recv_depth;
-        (self.tail, self.freed, self.recv_tail, self.recv_freed) = (0, 0, 0, 0);
+        (self.tail, self.freed, self.swept) = (0, 0, 0);
+        (self.recv_tail, self.recv_freed) = (0, 0);
         self.pair = Some(pair);
     }
 
@@ -167,7 +171,18 @@ impl Slot {
         (0..count).any(|n| self.queued(n).is_some_and(|sent| sent.kind == Kind::Fails))
     }
 
-    /// Whether a request of the send queue is known to be done.
+    /// It is time for [`Windows::sweep`](super::windows::Windows::sweep), and noted that it is done.
+    #[inline]
+    pub(super) const fn is_to_be_swept(&mut self) -> bool {
+        let due = self.tail.wrapping_sub(self.swept) >= SWEEP;
+        if due {
+            self.swept = self.tail;
+        }
+        due
+    }
+
+    /// Whether a request of the send queue is known to be done. It was queued less than 2^31 requests ago: the windows
+    /// remember none that is older.
     #[inline]
     pub(super) const fn is_done(&self, token: u64) -> bool {
         self.owner == Token::owner(token) && is_before(Token::position(token), self.freed)
@@ -185,6 +200,10 @@ impl Slot {
 const fn is_before(position: u32, other: u32) -> bool {
     position.wrapping_sub(other).cast_signed() < 0
 }
+
+/// Requests between two sweeps. A sweep leaves those that are still in the queue, so that none that a window remembers grows
+/// older than this, twice the depth of the queue and a chain: less than 2^31, as [`is_before`] asks, with queues of up to 2^28 (devices have some 2^15).
+const SWEEP: u32 = 1 << 30;
 
 /// No queue pair has it: it has the bit of receives.
 pub(super) const NOBODY: u64 = u64::MAX;

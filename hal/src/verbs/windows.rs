@@ -11,6 +11,7 @@ use o2poll_dataplane::nic::{RKey, Region};
 use rdma_core_sys::types::ibv_mw;
 
 use super::objects::Window;
+use super::slots;
 
 /// What a window is bound to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,7 +26,7 @@ pub(super) enum Binding {
         /// Index of the memory.
         memory: u32,
     },
-    /// An INVALIDATE is on its way.
+    /// An INVALIDATE is on its way, or was done less than 2^31 requests ago.
     Dying {
         /// Its id.
         token: u64,
@@ -199,6 +200,18 @@ impl Windows {
             slot.serial = slot.serial.wrapping_add(1);
             slot.floor = slot.serial.wrapping_add(1);
             slot.binding = Binding::Free;
+        }
+    }
+
+    /// Those whose INVALIDATE on this queue pair is done are free: its id says so for half the range of positions only.
+    #[cold]
+    pub(super) fn sweep(&mut self, pair: &slots::Slot) {
+        for slot in &mut self.slots {
+            if let Binding::Dying { token, .. } = slot.binding
+                && pair.is_done(token)
+            {
+                slot.binding = Binding::Free;
+            }
         }
     }
 

@@ -67,7 +67,8 @@ pub struct Settings {
     pub connections: usize,
     /// How long an attempt may take.
     pub patience: Duration,
-    /// How long a transfer may take: the device gives up a peer that acknowledges nothing no later.
+    /// How long a transfer may take: the device gives up a peer that acknowledges nothing no later, nominally; a card may
+    /// take four times as long (IB spec, 9.7.6.1.3), and it is never shortened to less than 0.4 s.
     pub timeout: Duration,
 }
 

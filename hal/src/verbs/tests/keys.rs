@@ -146,6 +146,59 @@ fn a_window_is_bound_elsewhere_only_after_its_invalidate_is_done() {
     }
 }
 
+#[test]
+fn a_window_is_bound_elsewhere_however_long_its_invalidate_has_been_done() {
+    // Positions of a queue are 32 bits: once around, and half again.
+    for steps in 1..=12 {
+        let mut world = World::new();
+        let (region, first) = world.window();
+        let key = first.rotated();
+        world.finish(world.register(region, key));
+        world.finish(SendWr::Invalidate { key });
+        for _ in 0..steps {
+            world.skip(1 << 29);
+            world.fill_and_drain();
+        }
+        let other = world.qps[1];
+        world
+            .nic
+            .queue(other, WrId(3), true, world.register(region, key.rotated()));
+        world.nic.doorbell(other).unwrap();
+        assert_eq!(world.only().opcode, IBV_WR_BIND_MW, "{steps} x 2^29");
+        assert_eq!(world.nic.counts().spoiled, 0);
+    }
+}
+
+#[test]
+fn a_window_whose_invalidate_is_queued_is_not_free_whatever_its_position() {
+    // Around where the windows are looked through, where the sign changes and where positions begin again.
+    for at in [1_u32 << 30, 1 << 31, 0] {
+        for before in 0..12 {
+            let mut world = World::new();
+            let (region, first) = world.window();
+            let key = first.rotated();
+            world.skip(at.wrapping_sub(before));
+            world.finish(world.register(region, key));
+            let posted = world.run(2, SendWr::Invalidate { key });
+            for id in 0..7 {
+                world.run(id, world.message(1));
+            }
+            let other = world.qps[1];
+            world
+                .nic
+                .queue(other, WrId(3), true, world.register(region, key.rotated()));
+            world.nic.doorbell(other).unwrap();
+            assert_eq!(world.only().opcode, IBV_WR_SEND);
+            assert_eq!(world.nic.counts().spoiled, 1, "{before} before {at}");
+            // Behind it on its own queue it may come.
+            world.stub.complete(posted.wr_id, 0);
+            assert_eq!(world.poll(), [done(2)]);
+            let posted = world.run(4, world.register(region, key.rotated()));
+            assert_eq!(posted.opcode, IBV_WR_BIND_MW);
+        }
+    }
+}
+
 /// rxe's kernel dereferences NULL when it is told to invalidate a window that is not bound.
 #[test]
 fn a_window_that_is_not_bound_is_never_invalidated() {

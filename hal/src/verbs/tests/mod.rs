@@ -138,6 +138,26 @@ impl World {
         posted
     }
 
+    /// As if the first queue pair had sent so many more messages. It is drained.
+    fn skip(&mut self, requests: u32) {
+        let slot = &mut self.nic.slots[0];
+        assert_eq!(slot.tail, slot.freed);
+        slot.tail = slot.tail.wrapping_add(requests);
+        slot.freed = slot.tail;
+    }
+
+    /// As many messages as the first queue pair has room for, in one chain, and they are done.
+    fn fill_and_drain(&mut self) {
+        for id in 0..SHAPE.send_depth {
+            let message = self.message(1);
+            self.queue(id.into(), id == SHAPE.send_depth - 1, message);
+        }
+        self.ring().unwrap();
+        let last = self.stub.sent().pop().unwrap();
+        self.stub.complete(last.wr_id, 0);
+        assert_eq!(self.poll().len(), 1);
+    }
+
     /// Runs one that must fail here: what goes to the provider is a byte under nobody's key.
     fn assert_spoiled(&mut self, wr: SendWr<'_>, status: Status) {
         let posted = self.run(5, wr);
