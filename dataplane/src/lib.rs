@@ -20,7 +20,7 @@
 //! | [`wire`] | o2iblnd and LNet messages, byte by byte |
 //! | [`pool`] | fixed slots with generations, and the ids of work requests |
 //! | [`memory`] | registered memory that moves by value: ranges, page lists, message buffers |
-//! | [`registration`] | windows, their two keys, and which mechanism covers which memory |
+//! | [`registration`] | windows, their keys, and which mechanism covers which memory |
 //! | [`peer`] | what two nodes agree on, and what is remembered of a node |
 //! | [`connection`] | credits and queues of one peer connection |
 //! | [`endpoint`] | what an application submits, and the events it gets back |

@@ -102,7 +102,7 @@ bitflags::bitflags! {
     pub struct Mechanisms: u8 {
         /// [`Layout::Fragments`]: any bytes in any order (SG_GAPS, UMR).
         const FRAGMENTS = 1;
-        /// [`Layout::Pages`]: a list of equal pages (FRWR).
+        /// [`Layout::Pages`]: ranges of which the driver makes a list of equal pages (FRWR).
         const PAGES = 2;
         /// [`Layout::Window`]: one contiguous range (type-2 memory window).
         const WINDOW = 4;

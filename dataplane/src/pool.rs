@@ -122,6 +122,10 @@ pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
     let Some(kind) = KINDS[((id.0 >> 56) & 15) as usize] else {
         return None;
     };
+    // Only WRITEs are numbered.
+    if id.0 >> 60 != 0 && !matches!(kind, Kind::Write) {
+        return None;
+    }
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
 }
 
@@ -551,6 +555,9 @@ mod tests {
             assert!((0..nth).all(|other| pack_write(handle, other) != id));
         }
         assert_eq!(unpack(WrId(0x0100_0000_0000_0000 << 4)), None);
+        for kind in [0x11, 0x16, 0xf8] {
+            assert_eq!(unpack(WrId((kind << 56) | 1)), None);
+        }
         assert_eq!(unpack(WrId(0)), None);
         assert_eq!(unpack(WrId(u64::MAX)), None);
     }

@@ -197,7 +197,7 @@ impl Choice {
                 } else {
                     // Confirmed: the next time can be later. A wrong copy costs more than itself, by what
                     // it leaves in the caches and what not.
-                    self.period = (self.period * 2).clamp(AGAIN, self.longest);
+                    self.period = (self.period * 2).min(self.longest).max(AGAIN);
                 }
                 WATCH
             }

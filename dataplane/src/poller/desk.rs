@@ -72,10 +72,15 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         }
     }
 
-    /// Instead of the invalidate, where the peer's has come first: a signalled request that does nothing
-    /// (a WRITE of no bytes checks no key), to tell that the unsignalled ones before it are done.
-    pub(super) fn fence(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
-        let link = self.link(What::Fence, transfer);
+    /// A signalled request that does nothing (a WRITE of no bytes checks no key), to tell that the unsignalled ones before
+    /// it are done: instead of the invalidate, where the peer's has come first, or behind the beginning of a run.
+    pub(super) fn fence(
+        &mut self,
+        what: What,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+    ) {
+        let link = self.link(what, transfer);
         let id = pack(Kind::Fence, self.handle);
         let wr = SendWr::Write {
             local: &[],

@@ -78,6 +78,8 @@ pub(super) enum What {
     Register,
     Invalidate,
     Fence,
+    /// A request of no bytes behind the beginning of a run of messages, which tells that that is done.
+    Tell,
     /// The transfer's cursor before.
     Write {
         cursor: Cursor,

@@ -300,7 +300,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             // A source's key is for our own device, and no DONE kills it.
             let is_told = transfer.role.is_sink() && state.terms.keys_killed;
             if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
-                desk.fence(state, transfer);
+                desk.fence(What::Fence, state, transfer);
                 transfer.posted(Input::PostedInvalidate);
             } else {
                 self.died(handle);
@@ -320,7 +320,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         if let Some((mut desk, state, transfer)) = self.desk(connection, handle)
             && transfer.in_flight != 0
         {
-            desk.fence(state, transfer);
+            desk.fence(What::Tell, state, transfer);
         }
     }
 
@@ -502,7 +502,11 @@ impl<'a, N: Nic> Poller<'a, N> {
                     noops = noops.wrapping_add(1);
                     continue;
                 }
-                What::Register | What::Invalidate | What::Fence | What::Write { .. } => continue,
+                What::Register
+                | What::Invalidate
+                | What::Fence
+                | What::Tell
+                | What::Write { .. } => continue,
             }
             // The descriptor of a transfer whose DONE went out is no longer needed.
             if let Some(transfer) = self.transfers.get_mut(link.handle)
@@ -535,7 +539,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             | What::Noop { paid } => {
                 state.credits.unpay(paid);
             }
-            What::Register | What::Invalidate | What::Fence | What::Write { .. } => {}
+            What::Register | What::Invalidate | What::Fence | What::Tell | What::Write { .. } => {}
         }
         if let What::Noop { .. } = link.what {
             if let Some(posted) = state.noops.pop_back() {
@@ -549,6 +553,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         transfer.in_flight = transfer.in_flight.saturating_sub(1);
+        if let What::Tell = link.what {
+            state.untold = Some(link.handle);
+            return;
+        }
         // A connection that failed while the chain was open keeps what it decided.
         let lost = state.state == State::Closing;
         if !lost {
@@ -575,7 +583,11 @@ impl<'a, N: Nic> Poller<'a, N> {
             What::Answer { .. } | What::Request { .. } => {
                 transfer.message = transfer.message.take().map(Slot::home);
             }
-            What::Write { .. } | What::Immediate { .. } | What::Fence | What::Noop { .. } => {}
+            What::Write { .. }
+            | What::Immediate { .. }
+            | What::Fence
+            | What::Tell
+            | What::Noop { .. } => {}
         }
         let queue = match link.what {
             What::Invalidate | What::Fence => &mut state.invalidates,

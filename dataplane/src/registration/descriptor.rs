@@ -1,4 +1,4 @@
-//! A window with its two keys, and the ring of those that are free.
+//! A window with its key, and the ring of those that are free.
 
 use crate::nic::{RKey, Region};
 

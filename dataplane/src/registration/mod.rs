@@ -1,8 +1,8 @@
 //! Windows, their keys, and which mechanism puts a key over which memory.
 //!
-//! A [`Descriptor`] is a window with its two keys: the one the device has (or last had), and the
-//! next. The first moves only when the device accepted the registration, so that a chain that was
-//! mapped and not posted, or accepted in part, leaves both in step (LU-14733, LU-16349). Free
+//! A [`Descriptor`] is a window with the key that was named last, and whether the device has heard of it. A key that was
+//! named and not taken, because its chain was not posted or was accepted in part, is named again, so that
+//! device and descriptor stay in step (LU-14733, LU-16349). Free
 //! descriptors are reused first-in first-out: the same key comes back only after 256 rounds over
 //! all windows, so a dead key stays dead for long.
 //!

@@ -32,7 +32,8 @@
 //! # Who copies
 //! The core that **owns the responder queue pair** runs an inbound WRITE, READ or SEND when it polls, against
 //! its own key table, and copies each byte once, from the initiator's memory to its own or back. It does so in
-//! slices of [`Profile::slice`] bytes per poll and looks the key up again for each. So an INVALIDATE on that core
+//! slices of [`Profile::slice`] bytes per poll, or of [`Profile::alone`] times as many while no other port has a packet, and
+//! looks the key up again for each. So an INVALIDATE on that core
 //! against a WRITE under way is a matter of program order, and no table is shared. The bytes are handed over by
 //! the release/acquire pairs of the rings that carry request and acknowledgement.
 //!

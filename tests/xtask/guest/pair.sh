@@ -13,6 +13,16 @@ cmp file.bin got.bin
 timeout 60 "$O2POLL" put file.bin 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib
 timeout 60 "$O2POLL" get 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib --length 1500000 -o back.bin
 cmp file.bin back.bin
+say "lengths around the borders of a message, a page and a transfer"
+for length in 1 3976 3977 4097 65537 1048576 1048577; do
+    # The end of the file, so that no length finds what the one before has left.
+    tail -c "$length" file.bin >part.bin
+    timeout 60 "$O2POLL" put part.bin 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib >"$DIR/put" 2>&1 ||
+        { cat "$DIR/put"; fail "put of $length bytes"; }
+    timeout 60 "$O2POLL" get 10.9.0.1@o2ib 51:0x100 --from 10.9.0.2@o2ib --length "$length" -o back.bin >"$DIR/get" 2>&1 ||
+        { cat "$DIR/get"; fail "get of $length bytes"; }
+    cmp part.bin back.bin || fail "$length bytes come back changed"
+done
 say "the job"
 initiator | tee "$DIR/initiator" || fail "the initiator ends with status $?"
 [ "$(grep -c '^sha-256 .*: ok' "$DIR/initiator")" -eq 2 ] || fail "not both digests are right"
