@@ -34,10 +34,10 @@ pub(super) struct Slot {
     pub(super) tail: u32,
     /// First one that is not known to be done.
     pub(super) freed: u32,
-    /// `tail` when the windows whose INVALIDATE is done were last looked for.
-    swept: u32,
     pub(super) recv_tail: u32,
     pub(super) recv_freed: u32,
+    /// `tail` when the windows whose INVALIDATE is done were last looked for.
+    swept: u32,
     sends: Box<[Sent]>,
     pub(super) receives: Box<[WrId]>,
 }
