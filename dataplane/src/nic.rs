@@ -179,6 +179,18 @@ pub enum SendWr<'w> {
     },
 }
 
+impl SendWr<'_> {
+    /// A WRITE of no bytes: no key is checked and nothing is moved, but it completes behind what was queued before it.
+    pub(crate) const NOTHING: Self = Self::Write {
+        local: &[],
+        remote: Remote {
+            address: 0,
+            rkey: RKey(0),
+        },
+        imm: None,
+    };
+}
+
 /// What came of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {

@@ -3,7 +3,7 @@
 use super::{Leftovers, Poller, Reason, Received, Report};
 use crate::connection::State;
 use crate::endpoint::{Error, Event, Incoming, Landed};
-use crate::nic::{Nic, RKey, Remote, SendWr, Status};
+use crate::nic::{Nic, SendWr, Status};
 use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
 use crate::transfer::{Input, Phase, Place, Role, Sink};
@@ -381,15 +381,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let (qp, head) = (state.qp, state.head);
         let id = pack(Kind::Drain, connection);
         // It is flushed and never runs.
-        let wr = SendWr::Write {
-            local: &[],
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            imm: None,
-        };
-        self.nic.queue(qp, id, true, wr);
+        self.nic.queue(qp, id, true, SendWr::NOTHING);
         self.counters.doorbells.add(1);
         if self.nic.doorbell(qp).is_err() {
             return;

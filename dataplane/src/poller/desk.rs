@@ -4,7 +4,7 @@ use super::record::{Chain, Link, Record, What, Windows};
 use super::{Limits, Poller};
 use crate::connection::Connection;
 use crate::counters::Counters;
-use crate::nic::{Capabilities, Nic, RKey, Remote, SendWr, WrId};
+use crate::nic::{Capabilities, Nic, SendWr, WrId};
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
 use crate::registration::{Mappings, Scratch};
@@ -82,15 +82,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
     ) {
         let link = self.link(what, transfer);
         let id = pack(Kind::Fence, self.handle);
-        let wr = SendWr::Write {
-            local: &[],
-            remote: Remote {
-                address: 0,
-                rkey: RKey(0),
-            },
-            imm: None,
-        };
-        self.queue(state, transfer, link, id, true, wr);
+        self.queue(state, transfer, link, id, true, SendWr::NOTHING);
     }
 }
 

@@ -10,6 +10,7 @@ use o2poll_dataplane::wire::Nid;
 use super::{
     CmError, CompletionQueue, Core, DeviceError, Domain, SERVICE, Settings, Shape, depth_of,
 };
+use crate::verbs::Device;
 use crate::verbs::stub::{Scenario, Stub};
 
 const fn settings() -> Settings {
@@ -61,7 +62,11 @@ fn needs(queue_depth: u16) -> (u32, u32) {
 
 fn core_on(scenario: Scenario) -> Core {
     let (device, _) = Stub::open(scenario).unwrap();
-    let domain = Domain::new(&device).unwrap();
+    core_of(&device)
+}
+
+fn core_of(device: &Device) -> Core {
+    let domain = Domain::new(device).unwrap();
     let cq = CompletionQueue::in_domain(&domain, 1024, false).unwrap();
     Core {
         domain,
@@ -117,14 +122,7 @@ fn what_is_not_a_matter_of_size_is_told_at_once() {
         ..Scenario::default()
     })
     .unwrap();
-    let domain = Domain::new(&device).unwrap();
-    let cq = CompletionQueue::in_domain(&domain, 1024, false).unwrap();
-    let core = Core {
-        domain,
-        cq,
-        spare: VecDeque::new(),
-        load: 0,
-    };
+    let core = core_of(&device);
     let error = core.make(&settings(), DEPTH).unwrap_err();
     assert!(error.to_string().contains("/dev/infiniband"), "{error}");
     assert_eq!(stub.asked("create_qp"), 1);
@@ -138,14 +136,7 @@ fn what_a_device_says_of_itself_is_held_without_a_try() {
         ..Scenario::default()
     })
     .unwrap();
-    let domain = Domain::new(&device).unwrap();
-    let cq = CompletionQueue::in_domain(&domain, 1024, false).unwrap();
-    let core = Core {
-        domain,
-        cq,
-        spare: VecDeque::new(),
-        load: 0,
-    };
+    let core = core_of(&device);
     let made = core.make(&settings(), DEPTH).unwrap();
     let (sends, receives) = made.depths();
     assert!(sends <= 30 && receives <= 30, "{sends} {receives}");
