@@ -173,8 +173,9 @@ pub fn answer<'r>(
     let other_life = remembered
         .stamp
         .is_some_and(|known| known != stamp || remembered.version != version);
-    remembered.learn(version, stamp);
     if other_life {
+        // Believed although refused: the node asks again, and its next request must not be another life's.
+        remembered.learn(version, stamp);
         let mut answer = refuse(Why::ConnStale, Refusal::OtherLife);
         if let Answer::Reject { close_others, .. } = &mut answer {
             *close_others = true;
@@ -185,6 +186,7 @@ pub fn answer<'r>(
         let record = too_deep(version, local, remembered);
         return reject(record, Refusal::Depth(params.queue_depth));
     }
+    remembered.learn(version, stamp);
     remembered.settled();
     let theirs = Extensions::of_request(envelope.credits);
     let terms = terms(local, envelope, &params, theirs);
