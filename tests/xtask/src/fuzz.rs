@@ -13,15 +13,26 @@ use crate::workspace::{Workspace, files};
 
 /// Runs every target for a few seconds from its corpus.
 pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
-    targets(workspace, report, SHORT, None);
+    // One seed: whoever reads of a failure sees the same inputs go in, and a change is judged by what it changed.
+    all(workspace, report, SHORT, None, Some(1));
 }
 
-/// Runs one target or all of them, each for `seconds`.
+/// Runs one target or all of them, each for `seconds`, with inputs that no run had before.
 pub(crate) fn targets(
     workspace: &Workspace,
     report: &mut Report,
     seconds: u64,
     only: Option<&str>,
+) {
+    all(workspace, report, seconds, only, None);
+}
+
+fn all(
+    workspace: &Workspace,
+    report: &mut Report,
+    seconds: u64,
+    only: Option<&str>,
+    seed: Option<u32>,
 ) {
     let mut missing = None;
     report.step("fuzz build", || {
@@ -52,7 +63,7 @@ pub(crate) fn targets(
     for target in known {
         if only.is_none_or(|only| only == target) {
             report.step(&format!("fuzz {target}"), || {
-                fuzz(workspace, target, seconds)
+                fuzz(workspace, target, seconds, seed)
             });
         }
     }
@@ -86,7 +97,7 @@ fn build(workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-fn fuzz(workspace: &Workspace, target: &str, seconds: u64) -> Result<Outcome> {
+fn fuzz(workspace: &Workspace, target: &str, seconds: u64, seed: Option<u32>) -> Result<Outcome> {
     // What is new goes here, and not into the repository.
     let found = workspace.target("xtask").join("fuzz").join(target);
     fs::create_dir_all(&found).with_context(|| format!("cannot make {}", found.display()))?;
@@ -100,6 +111,8 @@ fn fuzz(workspace: &Workspace, target: &str, seconds: u64) -> Result<Outcome> {
     command.arg(&found);
     command.arg(workspace.root.join(FOLDER).join("corpus").join(target));
     command.arg(format!("-max_total_time={seconds}"));
+    // Nought lets libFuzzer choose.
+    command.arg(format!("-seed={}", seed.unwrap_or(0)));
     command.arg(format!("-artifact_prefix={}/", found.display()));
     // Rings and pools are lent for ever where a check does not take them back.
     command.args(["-detect_leaks=0", "-print_final_stats=1"]);
