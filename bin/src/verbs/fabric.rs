@@ -69,6 +69,11 @@ impl Fabric for VerbsFabric {
                 side.manager.device_event(event);
             }
         }
+        let complaints = self.device.complaints();
+        let named = complaints
+            .into_iter()
+            .map(|complaint| format!("{}: {complaint}", self.device.name()));
+        self.log.extend(named);
         let mut effects = Vec::new();
         for (node, side) in self.sides.iter_mut().enumerate() {
             let new = side.manager.run(now).map_err(rdma)?;
