@@ -15,6 +15,7 @@ mod tools;
 mod workspace;
 
 use std::env;
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -38,14 +39,15 @@ fn main() -> ExitCode {
 /// Does what is asked; whether all of it went well.
 fn verb(words: &[&str]) -> Result<bool> {
     let workspace = Workspace::find()?;
-    if let Some(usage) = help(words) {
-        print!("{usage}");
-        match words.first() {
-            Some(&"fuzz") => println!("\ntargets: {}", fuzz::known(&workspace).join(", ")),
-            Some(&"kernel") => print!("\ncases:\n{}", kernel::list()),
-            Some(&"locate") => println!("\nplants: {}", probe::plants().join(", ")),
-            _ => {}
-        }
+    if let Some(mut text) = help(words) {
+        text += &match words.first() {
+            Some(&"fuzz") => format!("\ntargets: {}\n", fuzz::known(&workspace).join(", ")),
+            Some(&"kernel") => format!("\ncases:\n{}", kernel::list()),
+            Some(&"locate") => format!("\nplants: {}\n", probe::plants().join(", ")),
+            _ => String::new(),
+        };
+        // Who closes the pipe has seen enough.
+        let _ = std::io::stdout().write_all(text.as_bytes());
         return Ok(true);
     }
     match *words {
