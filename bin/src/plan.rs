@@ -569,7 +569,8 @@ pub(crate) const SPARE_ENTRIES: usize = 16;
 /// would wait until a timeout.
 const LEAST_WINDOWS: usize = 2;
 /// log2 of the length of a staging buffer.
-const STAGE_SHIFT: u8 = STAGE_BYTES.trailing_zeros() as u8;
+const STAGE_SHIFT: u8 = 20;
+const _: () = assert!(1 << STAGE_SHIFT == STAGE_BYTES);
 /// Ranges of an arena begin at a page.
 const PAGE: usize = 4096;
 

@@ -409,7 +409,7 @@ fn a_window_is_placed_without_a_look_at_the_others_and_found_whoever_has_gone() 
         }
         gone.sort_unstable_by_key(|(region, _)| *region);
         if let Some((lowest, _)) = gone.first() {
-            assert_eq!(nic.windows.vacant_from, *lowest as usize);
+            assert!(nic.windows.vacant_from <= *lowest as usize);
         }
         for (lowest, _) in gone {
             let (region, key) = nic.adopt_window(stub.window()).unwrap();
