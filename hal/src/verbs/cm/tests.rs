@@ -8,9 +8,8 @@ use o2poll_dataplane::poller;
 use o2poll_dataplane::wire::Nid;
 
 use super::{CmError, CompletionQueue, Core, Domain, SERVICE, Settings, depth_of};
-use crate::verbs::Device;
 use crate::verbs::stub::{Scenario, Stub};
-use crate::verbs::{DeviceError, Shape};
+use crate::verbs::{Device, DeviceError, Shape};
 
 const fn settings() -> Settings {
     Settings {
