@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write as _};
 
-use super::Report;
+use super::{AccountLine, Report};
 
 impl fmt::Display for Report {
     /// The table.
@@ -49,6 +49,9 @@ impl fmt::Display for Report {
                 )?,
             }
         }
+        for line in &self.accounts {
+            writeln!(f, "{line}")?;
+        }
         for line in &self.repeats {
             writeln!(
                 f,
@@ -86,6 +89,29 @@ impl fmt::Display for Report {
             writeln!(f, "{cores}")?;
         }
         write!(f, "{}", self.thread_table())
+    }
+}
+
+impl fmt::Display for AccountLine {
+    /// In a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_settled() {
+            "each ended once"
+        } else {
+            "NOT EACH ENDED ONCE"
+        };
+        write!(
+            f,
+            "{} of {} with {}: {} transfers, {verdict}: {} PUTs and {} GETs well",
+            self.job, self.node, self.peer, self.posted, self.puts, self.gets
+        )?;
+        for (error, count) in &self.failed {
+            write!(f, ", {count} with `{error}`")?;
+        }
+        if self.never != 0 || self.twice != 0 {
+            write!(f, ", {} never, {} twice", self.never, self.twice)?;
+        }
+        Ok(())
     }
 }
 
