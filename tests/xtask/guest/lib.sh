@@ -162,9 +162,9 @@ verify = ${4:-true}
 END
 }
 
-# Starts the node that exports; its process is TARGET, its output DIR/NAME.
+# Starts the node that exports; its process is TARGET, its output DIR/NAME, its report DIR/NAME.json.
 start_target() {
-    "$O2POLL" run "$FILE" --node 10.9.0.1@o2ib -v >"$DIR/$1" 2>&1 &
+    "$O2POLL" run "$FILE" --node 10.9.0.1@o2ib -v --json "$DIR/$1.json" >"$DIR/$1" 2>&1 &
     TARGET=$!
     until_true 60 grep -q ready "$DIR/$1" || { cat "$DIR/$1"; fail "the target does not listen"; }
 }
@@ -175,8 +175,16 @@ stop_target() {
     wait "$TARGET" || { cat "$DIR/$1"; fail "the target ends with status $?"; }
 }
 
+# initiator SECONDS NAME: in the foreground, for so long at most; its report is DIR/NAME.json.
 initiator() {
-    timeout "${1:-100}" "$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v
+    timeout "${1:-100}" "$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v ${2:+--json "$DIR/$2.json"}
+}
+
+# account TARGET INITIATOR... [/ INITIATOR...]: has the host hold the reports of these against each other. Each transfer of an
+# initiator must have ended once, and TARGET must have served those that ended well and no more than were asked for. Behind the
+# slash: who has had to do with other lives of the target as well, or ? for others without a report. - for TARGET: it has none.
+account() {
+    echo "$*" >>"$DIR/accounts"
 }
 
 ping_target() {
