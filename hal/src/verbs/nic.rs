@@ -16,6 +16,7 @@ use super::DeviceError;
 use super::chain::{Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
+use super::fence::Fences;
 use super::objects::{CompletionQueue, Domain, Memory, Window};
 use super::probe::Findings;
 use super::queue_pair::QueuePair;
@@ -72,6 +73,7 @@ pub struct Verbs {
     invalidated: u32,
     limits: Limits,
     pub(super) counts: Counts,
+    pub(super) fences: Fences,
 }
 
 impl Verbs {
@@ -121,6 +123,11 @@ impl Verbs {
             invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
+            fences: Fences::new(if quirks.contains(Quirks::BIND_IS_REPLAYED) {
+                limits.send_wr as usize
+            } else {
+                0
+            }),
         }
     }
 

@@ -11,6 +11,7 @@ use rdma_core_sys::types::ibv_qp;
 
 use super::chain::Facts;
 use super::decode::Token;
+use super::fence::{Fence, Post};
 use super::nic::Limits;
 use super::queue_pair::QueuePair;
 use super::windows::Change;
@@ -40,6 +41,8 @@ pub(super) struct Slot {
     swept: u32,
     sends: Box<[Sent]>,
     pub(super) receives: Box<[WrId]>,
+    /// On a device that carries a BIND out again.
+    pub(super) fence: Option<Fence>,
 }
 
 /// A send work request that is outstanding. A line each.
@@ -87,11 +90,13 @@ impl Slot {
             recv_freed: 0,
             sends: vec![Sent::default(); sends].into_boxed_slice(),
             receives: vec![WrId(0); receives].into_boxed_slice(),
+            fence: None,
         }
     }
 
     /// `at` is the place of this one.
-    pub(super) fn adopt(&mut self, at: u16, pair: QueuePair) {
+    pub(super) fn adopt(&mut self, at: u16, mut pair: QueuePair) {
+        self.fence = pair.post.as_mut().and_then(Post::fence);
         self.raw = pair.raw.raw;
         self.facts = Facts {
             pd: pair.raw.pd.id(),

@@ -34,11 +34,32 @@ clean() {
     grep -q '^10.9.0.1@o2ib .* 0 *nothing$' "$DIR/$1" || fail "$1 has a key or something else left over"
 }
 
+# One packet in a hundred is lost, either way; behind some of them windows are being bound.
+lose_packets() {
+    modprobe sch_netem
+    tc qdisc add dev "$CARD" root netem loss 1%
+    tc qdisc add dev v1 root netem loss 1%
+}
+
+lose_none() {
+    tc -s qdisc show dev "$CARD"
+    tc -s qdisc show dev v1
+    tc qdisc del dev "$CARD" root
+    tc qdisc del dev v1 root
+}
+
 if [ "$GUEST" = a ]; then
     before=$(resources)
     node_file 1 5 60
     start_target target.1
     tell serving
+    await lossy 200
+    say "packets are lost"
+    lose_packets
+    tell lossy.now
+    await lossy.over 120
+    lose_none
+    tell lossless
     await cut.1 200
     say "cut for 5 s"
     cut_cable
@@ -123,6 +144,13 @@ else
     await serving 120
     run cuts 400 5 60 true
     flows "at first"
+    tell lossy
+    await lossy.now 20
+    sleep 10
+    flows "while packets are lost"
+    tell lossy.over
+    await lossless 20
+    [ "$(ends_in "$OUTPUT")" = 0 ] || { cat "$OUTPUT"; fail "lost packets cost a connection"; }
     tell cut.1
     await mended.1 60
     flows "after a cut of 5 s"
