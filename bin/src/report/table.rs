@@ -60,11 +60,8 @@ impl fmt::Display for Report {
             )?;
         }
         for node in self.nodes.iter().filter(|node| node.reconnected != 0) {
-            let (count, plural) = match node.reconnected {
-                1 => (1, ""),
-                more => (more, "s"),
-            };
-            writeln!(f, "{} made {count} lost connection{plural} again", node.nid)?;
+            let lost = several(node.reconnected, "lost connection");
+            writeln!(f, "{} made {lost} again", node.nid)?;
         }
         if let Some(capture) = &self.capture {
             writeln!(
@@ -102,8 +99,13 @@ impl fmt::Display for AccountLine {
         };
         write!(
             f,
-            "{} of {} with {}: {} transfers, {verdict}: {} PUTs and {} GETs well",
-            self.job, self.node, self.peer, self.posted, self.puts, self.gets
+            "{} of {} with {}: {}, {verdict}: {} and {} well",
+            self.job,
+            self.node,
+            self.peer,
+            several(self.posted, "transfer"),
+            several(self.puts, "PUT"),
+            several(self.gets, "GET")
         )?;
         for (error, count) in &self.failed {
             write!(f, ", {count} with `{error}`")?;
@@ -283,6 +285,12 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
+}
+
+/// So many of them.
+fn several(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
 }
 
 /// Three digits of what is there, or more.

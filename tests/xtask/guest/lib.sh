@@ -108,6 +108,12 @@ two_guests() {
     await b-is-up 120
 }
 
+# set_cable off|on: the host pulls this guest's cable, or plugs it in again: CARD has no carrier, and frames are gone either way.
+set_cable() {
+    echo "$1" >"$DIR/$GUEST.cable"
+    until_true 30 grep -qx "$1" "$DIR/$GUEST.cable.is" || fail "the host does not set the cable $1"
+}
+
 # Captures RoCE on CARD until capture_stop, which leaves DIR/wire.pcap. It is written to memory first: the shared
 # folder is too slow, and frames would be missing.
 capture_start() {

@@ -6,9 +6,10 @@
 # The short cut may cost the connection as well: where a request was lost behind which a window is bound, a queue pair of rxe
 # (Linux 6.1) never goes on, and the nodes' timeouts end it.
 #
-# What is set down is the bridge: it drops all that comes. A card that is down would stop taking frames from the other
-# guest, whose card then stops sending, and rxe destroys no queue pair (50 s long, then with a warning) of which a packet is
-# still queued.
+# A guest that sets its card down does so with its cable pulled (QEMU's set_link): otherwise QEMU would hold what comes for the card,
+# and then take nothing more from the other guest, and rxe destroys no queue pair (50 s long, then with a warning) of which a
+# packet is still queued. Elsewhere what is set down is the bridge: it drops all that comes, as a cable does that is cut further
+# away.
 two_guests bridged
 
 # How often FILE says that a connection has ended.
@@ -97,7 +98,7 @@ if [ "$GUEST" = a ]; then
     stop_target target.3
     clean target.3
     account target.3 initiator.last initiator.mended / initiator.killed
-    [ ! -e "$DIR/remark" ] || say "REMARK: $(cat "$DIR/remark")"
+    [ ! -e "$DIR/remark" ] || say "REMARK: $(tr -d '\n' <"$DIR/remark")"
     after=$(resources)
 else
     before=$(resources)
@@ -151,10 +152,21 @@ else
     tell lossy.over
     await lossless 20
     [ "$(ends_in "$OUTPUT")" = 0 ] || { cat "$OUTPUT"; fail "lost packets cost a connection"; }
+    say "the card is down for 5 s"
+    set_cable off
+    # What is queued goes nowhere, but it goes.
+    sleep 0.5
+    ip link set "$CARD" down
+    sleep 5
+    ip link set "$CARD" up
+    set_cable on
+    flows "after the card was down for 5 s"
+    echo "connections lost by a card that is down for 5 s: $(ends_in "$OUTPUT")" >"$DIR/remark"
+    ended=$(ends_in "$OUTPUT")
     tell cut.1
     await mended.1 60
     flows "after a cut of 5 s"
-    echo "connections lost by a cut of 5 s: $(ends_in "$OUTPUT")" >"$DIR/remark"
+    echo ", by a cut of 5 s: $(($(ends_in "$OUTPUT") - ended))" >>"$DIR/remark"
     ended=$(ends_in "$OUTPUT")
     tell cut.2
     notices "$ended"

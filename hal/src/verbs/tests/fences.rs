@@ -140,7 +140,7 @@ fn fences_are_right_in_every_mix_also_when_a_chain_is_taken_in_part() {
         draw = draw
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        (draw >> 33) % bound
+        usize::try_from((draw >> 33) % bound).unwrap()
     };
     let mut cut = 0;
     for _ in 0..200 {
@@ -158,7 +158,7 @@ fn fences_are_right_in_every_mix_also_when_a_chain_is_taken_in_part() {
             let count = 1 + below(4);
             let mut states = std::vec![before.clone()];
             for _ in 0..count {
-                let at = below(u64::from(LIMITS.windows)) as usize;
+                let at = below(LIMITS.windows.into());
                 let (region, key, live) = windows[at];
                 let wr = match below(3) {
                     1 if !live && !touched.contains(&at) => {
@@ -175,7 +175,7 @@ fn fences_are_right_in_every_mix_also_when_a_chain_is_taken_in_part() {
                 world.queue(1, true, wr);
                 states.push(windows.clone());
             }
-            let takes = (below(3) == 0).then(|| below(6) as usize);
+            let takes = (below(3) == 0).then(|| below(6));
             world.stub.take(takes);
             let rung = world.ring();
             world.stub.take(None);
@@ -186,7 +186,7 @@ fn fences_are_right_in_every_mix_also_when_a_chain_is_taken_in_part() {
                 cut += 1;
                 assert_eq!(rejected.accepted as usize, ours.len());
             } else {
-                assert_eq!(ours.len() as u64, count);
+                assert_eq!(ours.len(), count);
             }
             windows = states.swap_remove(ours.len());
             last = ours.last().map(|it| it.wr_id).or(last);

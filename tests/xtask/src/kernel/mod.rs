@@ -4,6 +4,7 @@
 //! see read-only. What a case left in its folder is judged here, on the host.
 
 mod accounts;
+mod cable;
 mod calls;
 mod cases;
 mod guest;
