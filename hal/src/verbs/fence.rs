@@ -19,6 +19,7 @@ use super::DeviceError;
 use super::chain::{Array, Chain};
 use super::nic::Counts;
 use super::objects::{Domain, Memory, Window};
+use super::queue_pair::QueuePair;
 use super::send;
 use super::slots::{NOBODY, Slot};
 
@@ -48,8 +49,10 @@ pub(super) struct Fence {
     wire: bool,
 }
 
-/// Room for the fences of one chain.
+/// All of one core, and room for those of one chain.
 pub(super) struct Fences {
+    /// Of each queue pair.
+    of: Box<[Option<Fence>]>,
     /// Two for each.
     wrs: Array<ibv_send_wr>,
     /// Copies that say which key the device has at that time; a provider looks at nothing else.
@@ -106,15 +109,84 @@ impl Post {
 }
 
 impl Fences {
-    /// For chains of so many requests.
-    pub(super) fn new(most: usize) -> Self {
+    /// For so many queue pairs, and chains of so many requests.
+    pub(super) fn new(pairs: usize, most: usize) -> Self {
         // One more for the first of a queue pair.
         let most = if most == 0 { 0 } else { most.saturating_add(1) };
         Self {
+            of: vec![None; pairs].into_boxed_slice(),
             wrs: Array::new(most.saturating_mul(2)),
             windows: Array::new(most),
             places: Vec::with_capacity(most),
         }
+    }
+
+    /// Takes a queue pair in; whether its chains get fences.
+    pub(super) fn adopt(&mut self, at: usize, pair: &mut QueuePair) -> bool {
+        let fence = pair.post.as_mut().and_then(Post::fence);
+        let Some(of) = self.of.get_mut(at) else {
+            return false;
+        };
+        *of = fence;
+        fence.is_some()
+    }
+
+    fn set(&mut self, at: usize, fence: Fence) {
+        if let Some(of) = self.of.get_mut(at) {
+            *of = Some(fence);
+        }
+    }
+
+    /// Hands the chain over with its fences, and is [`send::post`] otherwise.
+    #[cold]
+    pub(super) fn post(
+        &mut self,
+        at: usize,
+        chain: &mut Chain,
+        counts: &mut Counts,
+        slot: &Slot,
+    ) -> usize {
+        let drained = slot.tail == slot.freed;
+        let Some(mut fence) = self.of.get(at).copied().flatten() else {
+            return send::post(chain, counts, slot.raw);
+        };
+        if !chain.changes && (fence.bound || fence.wire && !drained) {
+            fence.wire = true;
+            self.set(at, fence);
+            return send::post(chain, counts, slot.raw);
+        }
+        let before = fence;
+        self.weave(chain, &mut fence, drained);
+        let answer = send::hand_over(chain, counts, slot.raw);
+        for at in &self.places {
+            chain.unlead(*at);
+        }
+        let Err(bad) = answer else {
+            self.set(at, fence);
+            return chain.length;
+        };
+        // Only so many were taken, and half of the next one.
+        let (taken, whole, half) = match self.find(bad) {
+            Some((nth, half)) => (self.places.get(nth).map_or(0, |at| *at), nth, half),
+            None => {
+                let taken = chain.taken(bad);
+                let whole = self.places.iter().filter(|at| **at <= taken).count();
+                (taken, whole, false)
+            }
+        };
+        let keys = core::iter::successors(Some(before.key), |key| Some(key.rotated()));
+        let fence = Fence {
+            key: keys
+                .take(whole.wrapping_add(1))
+                .last()
+                .unwrap_or(before.key),
+            bound: (before.bound || whole > 0) && !half,
+            // Behind the LOCAL_INV of a fence there is nothing.
+            wire: !half,
+            ..before
+        };
+        self.set(at, fence);
+        taken
     }
 
     /// Puts fences into a chain: before the first request, if the window is bound to nothing and can be bound there, and before
@@ -184,54 +256,6 @@ impl Fences {
         let nth = index / 2;
         (nth < self.places.len()).then_some((nth, index & 1 != 0))
     }
-}
-
-/// Hands the chain over with its fences, and is [`send::post`] otherwise.
-#[cold]
-pub(super) fn post(
-    chain: &mut Chain,
-    fences: &mut Fences,
-    counts: &mut Counts,
-    slot: &mut Slot,
-) -> usize {
-    let drained = slot.tail == slot.freed;
-    let Some(fence) = &mut slot.fence else {
-        return send::post(chain, counts, slot.raw);
-    };
-    if !chain.changes && (fence.bound || fence.wire && !drained) {
-        fence.wire = true;
-        return send::post(chain, counts, slot.raw);
-    }
-    let before = *fence;
-    fences.weave(chain, fence, drained);
-    let answer = send::hand_over(chain, counts, slot.raw);
-    for at in &fences.places {
-        chain.unlead(*at);
-    }
-    let Err(bad) = answer else {
-        return chain.length;
-    };
-    // Only so many were taken, and half of the next one.
-    let (taken, whole, half) = match fences.find(bad) {
-        Some((nth, half)) => (fences.places.get(nth).map_or(0, |at| *at), nth, half),
-        None => {
-            let taken = chain.taken(bad);
-            let whole = fences.places.iter().filter(|at| **at <= taken).count();
-            (taken, whole, false)
-        }
-    };
-    let keys = core::iter::successors(Some(before.key), |key| Some(key.rotated()));
-    *fence = Fence {
-        key: keys
-            .take(whole.wrapping_add(1))
-            .last()
-            .unwrap_or(before.key),
-        bound: (before.bound || whole > 0) && !half,
-        // Behind the LOCAL_INV of a fence there is nothing.
-        wire: !half,
-        ..before
-    };
-    taken
 }
 
 fn local(wr: &mut ibv_send_wr, opcode: u32, word: u32) {

@@ -123,11 +123,11 @@ impl Verbs {
             invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
-            fences: Fences::new(if quirks.contains(Quirks::BIND_IS_REPLAYED) {
-                limits.send_wr as usize
+            fences: if quirks.contains(Quirks::BIND_IS_REPLAYED) {
+                Fences::new(pairs, limits.send_wr as usize)
             } else {
-                0
-            }),
+                Fences::new(0, 0)
+            },
         }
     }
 
@@ -261,7 +261,7 @@ impl Nic for Verbs {
     }
 
     /// It must report to this core's completion queue.
-    fn adopt(&mut self, qp: QueuePair) -> Result<Qp, QueuePair> {
+    fn adopt(&mut self, mut qp: QueuePair) -> Result<Qp, QueuePair> {
         let fits = qp.send_depth <= self.limits.send_wr
             && qp.recv_depth <= self.limits.recv_wr
             && qp.max_sge <= self.limits.max_sge
@@ -273,6 +273,7 @@ impl Nic for Verbs {
         let (Some(slot), Ok(place)) = (self.slots.get_mut(at), u16::try_from(at)) else {
             return Err(qp);
         };
+        slot.fenced = self.fences.adopt(at, &mut qp);
         slot.adopt(place, qp);
         Ok(Qp(place.into()))
     }

@@ -8,7 +8,6 @@ use rdma_core_sys::types::{ibv_qp, ibv_send_wr};
 
 use super::chain::{Bind, Chain, Facts, Head, Trouble};
 use super::decode::Token;
-use super::fence;
 use super::nic::{Counts, Verbs};
 use super::slots::{Kind, Slot};
 use super::windows::{Binding, Change};
@@ -333,8 +332,8 @@ impl Verbs {
         if slot.failed {
             return self.ring_in_vain(qp);
         }
-        let taken = if slot.fence.is_some() {
-            fence::post(chain, fences, counts, slot)
+        let taken = if slot.fenced {
+            fences.post(qp.0 as usize, chain, counts, slot)
         } else {
             post(chain, counts, slot.raw)
         };

@@ -11,7 +11,6 @@ use rdma_core_sys::types::ibv_qp;
 
 use super::chain::Facts;
 use super::decode::Token;
-use super::fence::{Fence, Post};
 use super::nic::Limits;
 use super::queue_pair::QueuePair;
 use super::windows::Change;
@@ -29,6 +28,8 @@ pub(super) struct Slot {
     pub(super) failed: bool,
     /// A request came while the chain of another queue pair was open: its next doorbell tells.
     pub(super) stray: bool,
+    /// Its chains go to the device with fences in them ([`fence`](super::fence)).
+    pub(super) fenced: bool,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     /// Next position of the send queue.
@@ -41,8 +42,6 @@ pub(super) struct Slot {
     swept: u32,
     sends: Box<[Sent]>,
     pub(super) receives: Box<[WrId]>,
-    /// On a device that carries a BIND out again.
-    pub(super) fence: Option<Fence>,
 }
 
 /// A send work request that is outstanding. A line each.
@@ -81,6 +80,7 @@ impl Slot {
             generation: 0,
             failed: false,
             stray: false,
+            fenced: false,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,
@@ -90,13 +90,11 @@ impl Slot {
             recv_freed: 0,
             sends: vec![Sent::default(); sends].into_boxed_slice(),
             receives: vec![WrId(0); receives].into_boxed_slice(),
-            fence: None,
         }
     }
 
     /// `at` is the place of this one.
-    pub(super) fn adopt(&mut self, at: u16, mut pair: QueuePair) {
-        self.fence = pair.post.as_mut().and_then(Post::fence);
+    pub(super) fn adopt(&mut self, at: u16, pair: QueuePair) {
         self.raw = pair.raw.raw;
         self.facts = Facts {
             pd: pair.raw.pd.id(),
