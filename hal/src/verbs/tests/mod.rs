@@ -1,6 +1,7 @@
 //! The driver over the provider that is a table of our own.
 
 mod device;
+mod fences;
 mod keys;
 mod requests;
 
