@@ -127,7 +127,7 @@ pub use wire::{Lane, Lossy, Port, Ports, Weather, Wire, link, loopback};
 
 use completion::{CompletionQueue, Side};
 use keys::Keys;
-use queue_pair::{NONE, State, Table};
+use queue_pair::{NONE, State, Table, Timers};
 
 /// Everything a device keeps, lent by the core's thread. Lengths by [`Limits::sizes`]; fill with `default()`.
 #[derive(Debug)]
@@ -213,8 +213,7 @@ pub struct Soft<'a, W> {
     polls: u64,
     /// Port that is looked at first.
     port: u16,
-    /// Queue pair whose timers are looked at next.
-    hand: u32,
+    timers: Timers,
     faults: Faults,
     /// Faults may have been ordered.
     faulty: bool,
@@ -235,7 +234,13 @@ impl<'a, W: Wire> Soft<'a, W> {
         regions.fill_with(RegionSlot::default);
         memories.fill_with(|| None);
         Some(Self {
-            profile,
+            // A poll does something.
+            profile: Profile {
+                slice: profile.slice.max(1),
+                alone: profile.alone.max(1),
+                packets: profile.packets.max(1),
+                ..profile
+            },
             copier: Copier::default(),
             wire,
             table: Table {
@@ -262,7 +267,7 @@ impl<'a, W: Wire> Soft<'a, W> {
             strangers: heapless::Deque::new(),
             polls: 0,
             port: 0,
-            hand: 0,
+            timers: Timers::new(),
             faults: Faults::default(),
             faulty: false,
             counts: Counts::default(),
@@ -342,17 +347,17 @@ impl<'a, W: Wire> Soft<'a, W> {
         self.polls = self.polls.wrapping_add(1);
         self.wire.step();
         self.take_in();
-        self.answer_strangers();
+        if !self.strangers.is_empty() {
+            self.answer_strangers();
+        }
         for _ in 0..self.table.listed {
             if let Some(index) = self.table.unlist() {
                 self.serve(index);
             }
         }
-        self.hand = self.hand.wrapping_add(1);
-        if self.hand >= self.table.high {
-            self.hand = 0;
+        if self.polls >= self.timers.alarm {
+            self.tick();
         }
-        self.tick(self.hand);
     }
 }
 

@@ -14,7 +14,7 @@
 use o2poll_dataplane::nic::{LKey, Sge, Status, WrId};
 
 use crate::keys::Asker;
-use crate::packet::{NUMBER, Opcode};
+use crate::packet::{NUMBER, Opcode, Route};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,8 @@ bitflags::bitflags! {
         const INVALIDATE = 16;
         /// A registration that has been told to wait.
         const DELAYED = 32;
+        /// Goes out as one packet, if its memory is a base region's.
+        const PLAIN = 64;
     }
 }
 
@@ -184,9 +186,9 @@ impl SendEntry {
         matches!(self.work, Work::Invalidate) && self.failure.is_none()
     }
 
-    /// Whether it goes out as one packet, if its memory is a base region's.
+    /// Whether it [`PLAIN`](Marks::PLAIN)ly goes out.
     pub(crate) const fn is_plain(&self) -> bool {
-        matches!(self.work, Work::Send | Work::Write) && self.pieces <= 1 && self.failure.is_none()
+        self.is(Marks::PLAIN)
     }
 }
 
@@ -226,6 +228,9 @@ pub(crate) struct Incoming {
 #[derive(Debug)]
 pub struct QueuePairSlot {
     pub(crate) pair: Option<QueuePair>,
+    /// What is for it comes so, and from this port.
+    pub(crate) route: Route,
+    pub(crate) port: u16,
     pub(crate) generation: u32,
     pub(crate) state: State,
 
@@ -287,6 +292,8 @@ impl Default for QueuePairSlot {
     fn default() -> Self {
         Self {
             pair: None,
+            route: Route::NONE,
+            port: 0,
             generation: 0,
             state: State::Error,
             freed: 0,
@@ -326,6 +333,8 @@ impl QueuePairSlot {
     /// As after connecting. Keeps its place in the list of those who want a turn.
     fn start(&mut self, pair: QueuePair) {
         *self = Self {
+            route: Route::new(pair.number, pair.path.number),
+            port: pair.path.port,
             state: State::Ready,
             acked: pair.psn,
             psn: pair.psn,
@@ -340,6 +349,15 @@ impl QueuePairSlot {
             pair: Some(pair),
             ..Self::default()
         };
+    }
+
+    /// The poll at which the first of its timers runs out.
+    pub(crate) const fn alarm(&self) -> u64 {
+        if self.resume != 0 && self.resume < self.deadline {
+            self.resume
+        } else {
+            self.deadline
+        }
     }
 
     /// Whether packets are on the wire that the peer has not answered.
@@ -492,17 +510,22 @@ impl Table<'_> {
             .filter(|slot| slot.pair.is_some())
     }
 
-    /// The index of a number.
+    /// The queue pair that a packet of this route from this port is for.
     #[inline]
-    pub(crate) fn find(&self, number: u32) -> Option<u32> {
+    pub(crate) fn receiver(&self, route: Route, port: u16) -> Option<u32> {
+        self.find(route.destination(), |slot| {
+            slot.route == route && slot.port == port
+        })
+    }
+
+    /// The index of a number, if the slot is the one.
+    #[inline]
+    fn find(&self, number: u32, is_it: impl Fn(&QueuePairSlot) -> bool) -> Option<u32> {
         let mask = self.numbers.len().wrapping_sub(1);
         let mut at = number as usize & mask;
         for _ in 0..self.numbers.len() {
             let index = *self.numbers.get(at)?;
-            let slot = self.slots.get(index as usize)?;
-            if let Some(pair) = &slot.pair
-                && pair.number == number
-            {
+            if is_it(self.slots.get(index as usize)?) {
                 return Some(index);
             }
             at = at.wrapping_add(1) & mask;
@@ -513,10 +536,14 @@ impl Table<'_> {
     /// Takes a queue pair in, if its number is new, its queues fit and a slot is vacant.
     #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 queue pairs")]
     pub(crate) fn adopt(&mut self, pair: QueuePair) -> Result<u32, QueuePair> {
+        let taken = |slot: &QueuePairSlot| {
+            let held = slot.pair.as_ref();
+            held.is_some_and(|held| held.number == pair.number)
+        };
         let fits = pair.number <= NUMBER
             && pair.send_depth as usize <= self.send_stride
             && pair.recv_depth as usize <= self.receive_stride
-            && self.find(pair.number).is_none();
+            && self.find(pair.number, taken).is_none();
         let vacant = self
             .slots
             .iter_mut()
@@ -539,6 +566,7 @@ impl Table<'_> {
     pub(crate) fn retire(&mut self, index: u32) -> Option<QueuePair> {
         let slot = self.slots.get_mut(index as usize)?;
         let pair = slot.pair.take()?;
+        slot.route = Route::NONE;
         slot.generation = slot.generation.wrapping_add(1);
         // Retiring is rare: rebuilding needs no tombstones.
         self.numbers.fill(NONE);
@@ -592,6 +620,47 @@ impl Table<'_> {
                 return;
             }
             at = at.wrapping_add(1) & mask;
+        }
+    }
+}
+
+/// When the timers of queue pairs are looked at: not before the first may run out, and then those of all, one queue pair
+/// per poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timers {
+    /// None runs out before this poll.
+    pub(crate) alarm: u64,
+    /// The same, of those that the round under way has seen.
+    later: u64,
+    /// The queue pair that is looked at next.
+    pub(crate) hand: u32,
+}
+
+impl Timers {
+    pub(crate) const fn new() -> Self {
+        Self {
+            alarm: NEVER,
+            later: NEVER,
+            hand: 0,
+        }
+    }
+
+    /// A timer runs out then.
+    #[inline]
+    pub(crate) fn set(&mut self, at: u64) {
+        self.alarm = self.alarm.min(at);
+        self.later = self.later.min(at);
+    }
+
+    /// The first of the hand's timers is this one, and there are so many queue pairs.
+    pub(crate) fn seen(&mut self, at: u64, queue_pairs: u32) {
+        self.later = self.later.min(at);
+        self.hand = self.hand.wrapping_add(1);
+        if self.hand >= queue_pairs {
+            *self = Self {
+                alarm: self.later,
+                ..Self::new()
+            };
         }
     }
 }

@@ -4,12 +4,11 @@ use o2poll_dataplane::nic::{Completion, RKey, Region, Rejected, SendWr, Sge, Sta
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
-use crate::completion::{CompletionEntry, Side};
 use crate::keys::{Asker, Keys, NotStaged, Order};
-use crate::packet::{Flags, Opcode, Packet, before};
+use crate::packet::{Body, Flags, Opcode, Packet, Route, before};
 use crate::profile::Profile;
 use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
-use crate::settle::drop_staged;
+use crate::settle::{drop_staged, tell};
 use crate::wire::Wire;
 use crate::{Counts, Faults};
 
@@ -33,7 +32,11 @@ impl<W: Wire> Soft<'_, W> {
     pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
         let mut marks = Marks::empty();
         marks.set(Marks::SIGNALLED, signalled);
-        let plain = SendEntry::bare(id, Work::Send, marks);
+        let bare = SendEntry::bare(id, Work::Send, marks);
+        let plain = SendEntry {
+            marks: marks.union(Marks::PLAIN),
+            ..bare
+        };
         match wr {
             SendWr::Send {
                 message,
@@ -68,7 +71,7 @@ impl<W: Wire> Soft<'_, W> {
                 SendEntry {
                     work: Work::Invalidate,
                     rkey: key.0,
-                    ..plain
+                    ..bare
                 },
             ),
             SendWr::Register {
@@ -89,7 +92,7 @@ impl<W: Wire> Soft<'_, W> {
                 };
                 self.append_register(index, id, marks, &order);
             }
-            _ => self.append_any(index, plain, &wr),
+            _ => self.append_any(index, bare, &wr),
         }
     }
 
@@ -105,6 +108,7 @@ impl<W: Wire> Soft<'_, W> {
         if entry.length > MOST_BYTES {
             entry.failure = Some(Status::LocalLength);
             entry.length = 0;
+            entry.marks.remove(Marks::PLAIN);
         }
         let depth = slot.pair.as_ref().map_or(0, |pair| pair.send_depth);
         if slot.latched || slot.open.wrapping_sub(slot.freed) >= depth {
@@ -155,14 +159,14 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     #[inline(never)]
-    fn append_any(&mut self, index: u32, plain: SendEntry, wr: &SendWr<'_>) {
+    fn append_any(&mut self, index: u32, bare: SendEntry, wr: &SendWr<'_>) {
         let Some(mut held) = self.table.held(index) else {
             return;
         };
         if held.slot.latched {
             return;
         }
-        match write_entry(&mut held, &self.profile, plain, wr) {
+        match write_entry(&mut held, &self.profile, bare, wr) {
             Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
             None => held.slot.latched = true,
         }
@@ -212,6 +216,7 @@ impl<W: Wire> Soft<'_, W> {
 
     /// One turn of a queue pair: answers first, then its own requests. Asks for another turn if the wire
     /// was full.
+    #[inline(always)]
     pub(crate) fn serve(&mut self, index: u32) {
         let Some(slot) = self.table.slot(index) else {
             return;
@@ -233,6 +238,7 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// Answers that belong to no queue pair, as far as there is room.
+    #[cold]
     pub(crate) fn answer_strangers(&mut self) {
         while let Some((port, theirs, ours)) = self.strangers.front().copied() {
             let packet = Packet::bare(Opcode::Gone, theirs, ours, 0);
@@ -328,13 +334,15 @@ impl<W: Wire> Soft<'_, W> {
                 && !before(slot.psn, slot.acked)
                 && let Some(span) = self.keys.base(asker.pd, entry.first)
             {
-                let packet = whole_packet(entry, path.number, asker.number, slot.psn, span);
+                let route = Route::new(path.number, asker.number);
+                let packet = whole_packet(entry, route, slot.psn, span);
                 if !self.wire.send(path.port, &packet) {
                     return Pause::Full;
                 }
                 self.counts.packets = self.counts.packets.wrapping_add(1);
                 if slot.deadline == NEVER {
                     slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+                    self.timers.set(slot.deadline);
                 }
                 slot.psn = slot.psn.wrapping_add(1);
                 if before(slot.top, slot.psn) {
@@ -366,6 +374,7 @@ impl<W: Wire> Soft<'_, W> {
                     {
                         entry.marks |= Marks::DELAYED;
                         slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
+                        self.timers.set(slot.resume);
                         return Pause::Idle;
                     }
                     if entry.waits() && slot.completed != position {
@@ -384,26 +393,23 @@ impl<W: Wire> Soft<'_, W> {
                 if slot.completed == position {
                     slot.completed = slot.sent;
                     if entry.is(Marks::SIGNALLED) {
-                        self.completions.push(CompletionEntry {
-                            completion: Completion::Done { id: entry.id },
-                            queue_pair: index,
-                            generation: slot.generation,
-                            side: Side::Send,
-                            frees: slot.completed,
-                        });
+                        let done = Completion::Done { id: entry.id };
+                        tell(&mut self.completions, index, slot, done);
                     }
                 }
                 continue;
             }
             let made = make_packet(
                 position,
+                Route::new(path.number, asker.number),
+                slot.psn,
                 slot.cursor,
                 &sends,
                 &self.keys,
                 asker,
                 &self.profile,
             );
-            let (mut packet, cursor, last) = match made {
+            let (packet, cursor, last) = match made {
                 Ok(made) => made,
                 Err(status) => {
                     if let Some(entry) = sends.at(position) {
@@ -412,9 +418,6 @@ impl<W: Wire> Soft<'_, W> {
                     continue;
                 }
             };
-            packet.destination = path.number;
-            packet.source = asker.number;
-            packet.psn = slot.psn;
             // Going back may have gone back too far.
             let needed = !before(slot.psn, slot.acked);
             if needed
@@ -430,6 +433,7 @@ impl<W: Wire> Soft<'_, W> {
             }
             if needed && slot.deadline == NEVER {
                 slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+                self.timers.set(slot.deadline);
             }
             slot.psn = slot.psn.wrapping_add(1);
             if before(slot.top, slot.psn) {
@@ -488,7 +492,7 @@ fn put<W: Wire>(
 fn write_entry(
     held: &mut Held<'_>,
     profile: &Profile,
-    plain: SendEntry,
+    bare: SendEntry,
     wr: &SendWr<'_>,
 ) -> Option<()> {
     let Held { slot, sends, .. } = held;
@@ -498,7 +502,7 @@ fn write_entry(
     if position.wrapping_sub(slot.freed) >= pair.send_depth {
         return None;
     }
-    let mut entry = plain;
+    let mut entry = bare;
     let list: &[Sge] = match wr {
         SendWr::Send {
             message,
@@ -553,6 +557,10 @@ fn write_entry(
             _ => entry.failure = Some(Status::LocalLength),
         }
     }
+    let one = matches!(entry.work, Work::Send | Work::Write) && entry.pieces <= 1;
+    entry
+        .marks
+        .set(Marks::PLAIN, one && entry.failure.is_none());
     *sends.at(position)? = entry;
     Some(())
 }
@@ -579,20 +587,20 @@ fn run_local(
 
 /// All of a plain request in one packet.
 #[inline]
-fn whole_packet(entry: &SendEntry, to: u32, from: u32, psn: u32, span: Span) -> Packet {
+fn whole_packet(entry: &SendEntry, route: Route, psn: u32, span: Span) -> Packet {
     let opcode = match entry.work {
         Work::Write => Opcode::Write,
         _ => Opcode::Send,
     };
-    Packet {
-        flags: Flags::FIRST.union(Flags::LAST).union(flags_of(entry)),
+    let body = Body {
+        psn,
         remaining: entry.length,
         address: entry.address,
         rkey: entry.rkey,
         extra: entry.extra,
         spans: (span, Span::EMPTY),
-        ..Packet::bare(opcode, to, from, psn)
-    }
+    };
+    Packet::request(opcode, Flags::WHOLE.union(flags_of(entry)), route, &body)
 }
 
 /// What the last packet of a request says of `extra`.
@@ -613,6 +621,8 @@ const fn flags_of(entry: &SendEntry) -> Flags {
 /// The next packet of a request, where the cursor stands after it, and whether it is the last.
 fn make_packet(
     position: u32,
+    route: Route,
+    psn: u32,
     cursor: Cursor,
     sends: &SendRing<'_>,
     keys: &Keys<'_>,
@@ -677,16 +687,15 @@ fn make_packet(
         Work::Read => Opcode::Read,
         _ => Opcode::Send,
     };
-    let packet = Packet {
-        flags,
+    let body = Body {
+        psn,
         remaining: entry.length.wrapping_sub(cursor.bytes),
         address: entry.address.wrapping_add(u64::from(cursor.bytes)),
         rkey: entry.rkey,
         extra: entry.extra,
         spans: (first, second),
-        ..Packet::bare(opcode, 0, 0, 0)
     };
-    Ok((packet, at, last))
+    Ok((Packet::request(opcode, flags, route, &body), at, last))
 }
 
 /// Longest message (`max_msg_sz` of every card).
