@@ -198,6 +198,14 @@ impl Pieces for Walk<'_> {
     }
 }
 
+impl Walk<'_> {
+    /// Its next bytes, if so many follow each other in memory.
+    #[inline]
+    pub(crate) fn next_whole(&self, length: u32) -> Option<Span> {
+        (length <= self.head.length()).then(|| self.head.cut(length).0)
+    }
+}
+
 /// All keys of one device.
 pub(crate) struct Keys<'a> {
     regions: &'a mut [RegionSlot],
@@ -534,6 +542,12 @@ impl<'a> Keys<'a> {
         let start = list_start(index, slot.flipped, self.stride);
         let end = start.checked_add(live.fragments as usize)?;
         let list = self.fragments.get(start..end)?;
+        if let [one] = list {
+            return Some(Walk {
+                head: one.span().cut(offset).1,
+                rest: &[],
+            });
+        }
         let first = list.partition_point(|fragment| fragment.end() <= offset);
         let (head, rest) = match list.get(first..)?.split_first() {
             Some((head, rest)) => (head.span().cut(offset.wrapping_sub(head.start())).1, rest),

@@ -157,8 +157,8 @@ impl<W: Wire> Soft<'_, W> {
         let plain = packet.psn() == slot.expected
             && slot.state == State::Ready
             && !slot.deaf
+            // Nor is a part of a packet done.
             && slot.incoming.is_none()
-            && slot.done == 0
             && length <= *bytes;
         if !plain {
             return false;
@@ -202,9 +202,13 @@ impl<W: Wire> Soft<'_, W> {
                 let Some(mut sink) = self.keys.remote(asker, key, address, length, right) else {
                     return false;
                 };
-                let mut from = Pair(from, Span::EMPTY);
-                if bytes::run(self.copier, &mut sink, &mut from, length) != length {
-                    return false;
+                if let Some(sink) = sink.next_whole(length) {
+                    bytes::move_whole(self.copier, sink, from);
+                } else {
+                    let mut from = Pair(from, Span::EMPTY);
+                    if bytes::run(self.copier, &mut sink, &mut from, length) != length {
+                        return false;
+                    }
                 }
             }
             _ => return false,
@@ -213,9 +217,8 @@ impl<W: Wire> Soft<'_, W> {
         self.counts.bytes = self.counts.bytes.wrapping_add(u64::from(length));
         slot.gap = false;
         slot.expected = slot.expected.wrapping_add(1);
-        if slot.answer.and_then(Opcode::verdict).is_none() {
-            slot.answer = Some(Opcode::Ack);
-        }
+        // Who is ready has refused nothing.
+        slot.answer = Some(Opcode::Ack);
         if !slot.listed {
             self.table.list(index);
         }

@@ -106,9 +106,7 @@ impl<W: Wire> Soft<'_, W> {
             return;
         };
         if entry.length > MOST_BYTES {
-            entry.failure = Some(Status::LocalLength);
-            entry.length = 0;
-            entry.marks.remove(Marks::PLAIN);
+            entry = entry.too_long();
         }
         let depth = slot.pair.as_ref().map_or(0, |pair| pair.send_depth);
         if slot.latched || slot.open.wrapping_sub(slot.freed) >= depth {
@@ -450,6 +448,17 @@ impl<W: Wire> Soft<'_, W> {
             }
         }
         Pause::Idle
+    }
+}
+
+impl SendEntry {
+    /// A request that will fail.
+    #[cold]
+    const fn too_long(mut self) -> Self {
+        self.failure = Some(Status::LocalLength);
+        self.length = 0;
+        self.marks = self.marks.difference(Marks::PLAIN);
+        self
     }
 }
 
