@@ -347,9 +347,6 @@ impl<'a, W: Wire> Soft<'a, W> {
         self.polls = self.polls.wrapping_add(1);
         self.wire.step();
         self.take_in();
-        if !self.strangers.is_empty() {
-            self.answer_strangers();
-        }
         for _ in 0..self.table.listed {
             if let Some(index) = self.table.unlist() {
                 self.serve(index);

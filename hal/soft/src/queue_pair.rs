@@ -14,7 +14,7 @@
 use o2poll_dataplane::nic::{LKey, Sge, Status, WrId};
 
 use crate::keys::Asker;
-use crate::packet::{NUMBER, Opcode, Route};
+use crate::packet::{NUMBER, Opcode, Route, before};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -185,11 +185,6 @@ impl SendEntry {
     pub(crate) const fn waits(&self) -> bool {
         matches!(self.work, Work::Invalidate) && self.failure.is_none()
     }
-
-    /// Whether it [`PLAIN`](Marks::PLAIN)ly goes out.
-    pub(crate) const fn is_plain(&self) -> bool {
-        self.is(Marks::PLAIN)
-    }
 }
 
 impl Default for SendEntry {
@@ -228,8 +223,9 @@ pub(crate) struct Incoming {
 #[derive(Debug)]
 pub struct QueuePairSlot {
     pub(crate) pair: Option<QueuePair>,
-    /// What is for it comes so, and from this port.
-    pub(crate) route: Route,
+    /// What is for it comes so, what it sends goes so, and both by this port.
+    pub(crate) here: Route,
+    pub(crate) there: Route,
     pub(crate) port: u16,
     pub(crate) generation: u32,
     pub(crate) state: State,
@@ -292,7 +288,8 @@ impl Default for QueuePairSlot {
     fn default() -> Self {
         Self {
             pair: None,
-            route: Route::NONE,
+            here: Route::NONE,
+            there: Route::NONE,
             port: 0,
             generation: 0,
             state: State::Error,
@@ -333,7 +330,8 @@ impl QueuePairSlot {
     /// As after connecting. Keeps its place in the list of those who want a turn.
     fn start(&mut self, pair: QueuePair) {
         *self = Self {
-            route: Route::new(pair.number, pair.path.number),
+            here: Route::new(pair.number, pair.path.number),
+            there: Route::new(pair.path.number, pair.number),
             port: pair.path.port,
             state: State::Ready,
             acked: pair.psn,
@@ -363,6 +361,26 @@ impl QueuePairSlot {
     /// Whether packets are on the wire that the peer has not answered.
     pub(crate) const fn in_flight(&self) -> bool {
         self.acked != self.top
+    }
+
+    /// A packet was sent.
+    #[inline(always)]
+    pub(crate) const fn sent_one(&mut self) {
+        self.psn = self.psn.wrapping_add(1);
+        if before(self.top, self.psn) {
+            self.top = self.psn;
+        }
+    }
+
+    /// The request at `sent`, which needs no peer, has run; whether it is complete. Behind others it is when they are.
+    #[inline(always)]
+    pub(crate) const fn pass_local(&mut self) -> bool {
+        let first = self.completed == self.sent;
+        self.sent = self.sent.wrapping_add(1);
+        if first {
+            self.completed = self.sent;
+        }
+        first
     }
 
     /// Goes back to the oldest work request that is not complete.
@@ -514,7 +532,7 @@ impl Table<'_> {
     #[inline]
     pub(crate) fn receiver(&self, route: Route, port: u16) -> Option<u32> {
         self.find(route.destination(), |slot| {
-            slot.route == route && slot.port == port
+            slot.here == route && slot.port == port
         })
     }
 
@@ -566,7 +584,7 @@ impl Table<'_> {
     pub(crate) fn retire(&mut self, index: u32) -> Option<QueuePair> {
         let slot = self.slots.get_mut(index as usize)?;
         let pair = slot.pair.take()?;
-        slot.route = Route::NONE;
+        slot.here = Route::NONE;
         slot.generation = slot.generation.wrapping_add(1);
         // Retiring is rare: rebuilding needs no tombstones.
         self.numbers.fill(NONE);

@@ -139,6 +139,7 @@ impl<W: Wire> Soft<'_, W> {
         if self.strangers.iter().all(|waiting| *waiting != answer) {
             // Without room it is lost like any packet, and the stranger asks again.
             let _full = self.strangers.push_back(answer);
+            self.timers.set(self.polls);
         }
     }
 
@@ -226,6 +227,7 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// A packet with data, or for data.
+    #[inline(never)]
     fn request(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> Outcome {
         let Some(slot) = self.table.slot(index) else {
             return Outcome::Done;

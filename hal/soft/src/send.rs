@@ -7,7 +7,9 @@ use crate::bytes::{Pieces, Span};
 use crate::keys::{Asker, Keys, NotStaged, Order};
 use crate::packet::{Body, Flags, Opcode, Packet, Route, before};
 use crate::profile::Profile;
-use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
+use crate::queue_pair::{
+    Cursor, Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work,
+};
 use crate::settle::{drop_staged, tell};
 use crate::wire::Wire;
 use crate::{Counts, Faults};
@@ -299,155 +301,166 @@ impl<W: Wire> Soft<'_, W> {
 
     /// Runs requests of a queue pair that is ready; true when the wire was full.
     pub(crate) fn go_on(&mut self, index: u32) -> bool {
-        match self.transmit(index) {
-            Pause::Idle => false,
-            Pause::Full => true,
-            Pause::Failed(status) => {
-                self.enter_error(index, status, false);
-                false
+        loop {
+            let pause = self.run_simple(index).or_else(|| self.run_any(index));
+            match pause {
+                None => {}
+                Some(Pause::Idle) => return false,
+                Some(Pause::Full) => return true,
+                Some(Pause::Failed(status)) => {
+                    self.enter_error(index, status, false);
+                    return false;
+                }
             }
         }
     }
 
-    /// Runs requests in order until one has to wait.
-    fn transmit(&mut self, index: u32) -> Pause {
-        let Some(held) = self.table.held(index) else {
-            return Pause::Idle;
-        };
+    /// Runs requests in order until one has to wait. `None` if the next is not of a kind that is done in one step, or
+    /// something about it is not as it should be.
+    #[inline(always)]
+    fn run_simple(&mut self, index: u32) -> Option<Pause> {
         let Held {
             slot, mut sends, ..
-        } = held;
-        let Some(pair) = &slot.pair else {
-            return Pause::Idle;
-        };
-        let (asker, path) = (pair.asker(), pair.path);
+        } = self.table.held(index)?;
+        let asker = slot.pair.as_ref()?.asker();
+        if self.faulty {
+            return None;
+        }
         while slot.sent != slot.tail && slot.resume == 0 {
             let position = slot.sent;
-            let Some(entry) = sends.at(position) else {
-                return Pause::Idle;
-            };
-            if entry.is_plain()
-                && !self.faulty
-                && !slot.cursor.begun
-                && !before(slot.psn, slot.acked)
-                && let Some(span) = self.keys.base(asker.pd, entry.first)
-            {
-                let route = Route::new(path.number, asker.number);
-                let packet = whole_packet(entry, route, slot.psn, span);
-                if !self.wire.send(path.port, &packet) {
-                    return Pause::Full;
+            let entry = sends.at(position)?;
+            if entry.is(Marks::PLAIN) {
+                if slot.cursor.begun || before(slot.psn, slot.acked) {
+                    return None;
+                }
+                let span = self.keys.base(asker.pd, entry.first)?;
+                let packet = whole_packet(entry, slot.there, slot.psn, span);
+                if !self.wire.send(slot.port, &packet) {
+                    return Some(Pause::Full);
                 }
                 self.counts.packets = self.counts.packets.wrapping_add(1);
                 if slot.deadline == NEVER {
                     slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
                     self.timers.set(slot.deadline);
                 }
-                slot.psn = slot.psn.wrapping_add(1);
-                if before(slot.top, slot.psn) {
-                    slot.top = slot.psn;
-                }
+                slot.sent_one();
                 entry.marks.insert(Marks::RAN);
                 entry.end = slot.psn;
                 slot.sent = position.wrapping_add(1);
-                continue;
-            }
-            if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none()
-            {
-                entry.failure = self.faults.next_failure();
-            }
-            if let Some(status) = entry.failure {
-                // What was asked before it is still served.
-                return if slot.completed == position {
-                    Pause::Failed(status)
-                } else {
-                    Pause::Idle
-                };
-            }
-            if entry.is_local() {
-                if !entry.is(Marks::RAN) {
-                    if self.faulty
-                        && let Some(polls) = self.faults.late_registrations
-                        && entry.is(Marks::STAGED)
-                        && !entry.is(Marks::DELAYED)
-                    {
-                        entry.marks |= Marks::DELAYED;
-                        slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
-                        self.timers.set(slot.resume);
-                        return Pause::Idle;
-                    }
-                    if entry.waits() && slot.completed != position {
-                        return Pause::Idle;
-                    }
-                    match run_local(entry, &mut self.keys, asker, &self.profile) {
-                        Ok(()) => entry.marks.insert(Marks::RAN),
-                        Err(status) => {
-                            entry.failure = Some(status);
-                            continue;
-                        }
-                    }
-                }
-                slot.sent = position.wrapping_add(1);
-                // Behind others it completes when they do.
-                if slot.completed == position {
-                    slot.completed = slot.sent;
-                    if entry.is(Marks::SIGNALLED) {
-                        let done = Completion::Done { id: entry.id };
-                        tell(&mut self.completions, index, slot, done);
-                    }
-                }
-                continue;
-            }
-            let made = make_packet(
-                position,
-                Route::new(path.number, asker.number),
-                slot.psn,
-                slot.cursor,
-                &sends,
-                &self.keys,
-                asker,
-                &self.profile,
-            );
-            let (packet, cursor, last) = match made {
-                Ok(made) => made,
-                Err(status) => {
-                    if let Some(entry) = sends.at(position) {
+            } else if entry.is_local() && entry.failure.is_none() {
+                match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
+                    Local::Waits => return Some(Pause::Idle),
+                    Local::Failed(status) => {
                         entry.failure = Some(status);
+                        return None;
                     }
-                    continue;
+                    Local::Ran => {}
                 }
-            };
-            // Going back may have gone back too far.
-            let needed = !before(slot.psn, slot.acked);
-            if needed
-                && !put(
-                    &mut self.wire,
-                    &mut self.faults,
-                    &mut self.counts,
-                    path.port,
-                    &packet,
-                )
-            {
-                return Pause::Full;
-            }
-            if needed && slot.deadline == NEVER {
-                slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
-                self.timers.set(slot.deadline);
-            }
-            slot.psn = slot.psn.wrapping_add(1);
-            if before(slot.top, slot.psn) {
-                slot.top = slot.psn;
-            }
-            slot.cursor = cursor;
-            if last {
-                if let Some(entry) = sends.at(position) {
-                    entry.marks.insert(Marks::RAN);
-                    entry.end = slot.psn;
+                if slot.pass_local() && entry.is(Marks::SIGNALLED) {
+                    let done = Completion::Done { id: entry.id };
+                    tell(&mut self.completions, index, slot, done);
                 }
-                slot.sent = position.wrapping_add(1);
-                slot.cursor = Cursor::default();
+            } else {
+                return None;
             }
         }
-        Pause::Idle
+        Some(Pause::Idle)
+    }
+
+    /// Runs the next request, of whatever kind; `None` when there may be more to run.
+    #[inline(never)]
+    fn run_any(&mut self, index: u32) -> Option<Pause> {
+        let Some(held) = self.table.held(index) else {
+            return Some(Pause::Idle);
+        };
+        let Held {
+            slot, mut sends, ..
+        } = held;
+        let Some(pair) = &slot.pair else {
+            return Some(Pause::Idle);
+        };
+        let asker = pair.asker();
+        let position = slot.sent;
+        if position == slot.tail || slot.resume != 0 {
+            return Some(Pause::Idle);
+        }
+        let Some(entry) = sends.at(position) else {
+            return Some(Pause::Idle);
+        };
+        if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none() {
+            entry.failure = self.faults.next_failure();
+        }
+        if let Some(status) = entry.failure {
+            // What was asked before it is still served.
+            return Some(if slot.completed == position {
+                Pause::Failed(status)
+            } else {
+                Pause::Idle
+            });
+        }
+        if entry.is_local() {
+            if self.faulty
+                && let Some(polls) = self.faults.late_registrations
+                && entry.is(Marks::STAGED)
+                && !entry.is(Marks::DELAYED)
+            {
+                entry.marks |= Marks::DELAYED;
+                slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
+                self.timers.set(slot.resume);
+                return Some(Pause::Idle);
+            }
+            match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
+                Local::Waits => return Some(Pause::Idle),
+                Local::Failed(status) => {
+                    entry.failure = Some(status);
+                    return None;
+                }
+                Local::Ran => {}
+            }
+            if slot.pass_local() && entry.is(Marks::SIGNALLED) {
+                let done = Completion::Done { id: entry.id };
+                tell(&mut self.completions, index, slot, done);
+            }
+            return None;
+        }
+        let made = make_packet(slot, &sends, &self.keys, asker, &self.profile);
+        let (packet, cursor, last) = match made {
+            Ok(made) => made,
+            Err(status) => {
+                if let Some(entry) = sends.at(position) {
+                    entry.failure = Some(status);
+                }
+                return None;
+            }
+        };
+        // Going back may have gone back too far.
+        let needed = !before(slot.psn, slot.acked);
+        if needed
+            && !put(
+                &mut self.wire,
+                &mut self.faults,
+                &mut self.counts,
+                slot.port,
+                &packet,
+            )
+        {
+            return Some(Pause::Full);
+        }
+        if needed && slot.deadline == NEVER {
+            slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+            self.timers.set(slot.deadline);
+        }
+        slot.sent_one();
+        slot.cursor = cursor;
+        if last {
+            if let Some(entry) = sends.at(position) {
+                entry.marks.insert(Marks::RAN);
+                entry.end = slot.psn;
+            }
+            slot.sent = position.wrapping_add(1);
+            slot.cursor = Cursor::default();
+        }
+        None
     }
 }
 
@@ -574,24 +587,41 @@ fn write_entry(
     Some(())
 }
 
-/// Runs a request that needs no peer.
+/// What became of a request that needs no peer.
+enum Local {
+    Ran,
+    /// For what was sent before it.
+    Waits,
+    Failed(Status),
+}
+
+/// Runs a request that needs no peer, if it has not run.
+#[inline(always)]
 fn run_local(
     entry: &mut SendEntry,
+    slot: &QueuePairSlot,
     keys: &mut Keys<'_>,
     asker: Asker,
     profile: &Profile,
-) -> Result<(), Status> {
+) -> Local {
+    if entry.is(Marks::RAN) {
+        return Local::Ran;
+    }
+    if entry.waits() && slot.completed != slot.sent {
+        return Local::Waits;
+    }
     let key = RKey(entry.rkey);
     if entry.work == Work::Register {
         entry.marks.remove(Marks::STAGED);
         let checks_reuse = profile.capabilities.checks_reuse;
-        return keys.activate(Region(entry.extra), key, checks_reuse);
+        if let Err(status) = keys.activate(Region(entry.extra), key, checks_reuse) {
+            return Local::Failed(status);
+        }
+    } else if !keys.kill(asker, key, profile.foreign_invalidate) {
+        return Local::Failed(Status::LocalOperation);
     }
-    if keys.kill(asker, key, profile.foreign_invalidate) {
-        Ok(())
-    } else {
-        Err(Status::LocalOperation)
-    }
+    entry.marks.insert(Marks::RAN);
+    Local::Ran
 }
 
 /// All of a plain request in one packet.
@@ -629,15 +659,13 @@ const fn flags_of(entry: &SendEntry) -> Flags {
 
 /// The next packet of a request, where the cursor stands after it, and whether it is the last.
 fn make_packet(
-    position: u32,
-    route: Route,
-    psn: u32,
-    cursor: Cursor,
+    slot: &QueuePairSlot,
     sends: &SendRing<'_>,
     keys: &Keys<'_>,
     asker: Asker,
     profile: &Profile,
 ) -> Result<(Packet, Cursor, bool), Status> {
+    let (position, cursor) = (slot.sent, slot.cursor);
     let entry = sends.get(position).ok_or(Status::LocalLength)?;
     let region_lkey = profile.capabilities.region_lkey;
     let writes = entry.work == Work::Read;
@@ -697,14 +725,15 @@ fn make_packet(
         _ => Opcode::Send,
     };
     let body = Body {
-        psn,
+        psn: slot.psn,
         remaining: entry.length.wrapping_sub(cursor.bytes),
         address: entry.address.wrapping_add(u64::from(cursor.bytes)),
         rkey: entry.rkey,
         extra: entry.extra,
         spans: (first, second),
     };
-    Ok((Packet::request(opcode, flags, route, &body), at, last))
+    let packet = Packet::request(opcode, flags, slot.there, &body);
+    Ok((packet, at, last))
 }
 
 /// Longest message (`max_msg_sz` of every card).

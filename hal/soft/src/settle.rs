@@ -221,13 +221,18 @@ impl<W: Wire> Soft<'_, W> {
         slot.cause = Status::Flushed;
     }
 
-    /// Timers of the next queue pair.
+    /// Timers of the next queue pair, and what else is seldom to be done.
     #[cold]
     pub(crate) fn tick(&mut self) {
+        self.answer_strangers();
         let index = self.timers.hand;
         self.run_out(index);
         let alarm = self.table.slot(index).map_or(NEVER, |slot| slot.alarm());
         self.timers.seen(alarm, self.table.high);
+        if !self.strangers.is_empty() {
+            // The wire was full.
+            self.timers.set(self.polls);
+        }
     }
 
     fn run_out(&mut self, index: u32) {
