@@ -40,6 +40,7 @@ impl Default for CompletionEntry {
 pub(crate) struct CompletionQueue<'a> {
     entries: &'a mut [CompletionEntry],
     head: usize,
+    tail: usize,
     count: usize,
     overrun: bool,
 }
@@ -49,6 +50,7 @@ impl<'a> CompletionQueue<'a> {
         Self {
             entries,
             head: 0,
+            tail: 0,
             count: 0,
             overrun: false,
         }
@@ -67,14 +69,14 @@ impl<'a> CompletionQueue<'a> {
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: CompletionEntry) {
         let length = self.entries.len();
-        let mut at = self.head.wrapping_add(self.count);
-        if at >= length {
-            at = at.wrapping_sub(length);
-        }
-        match self.entries.get_mut(at) {
+        match self.entries.get_mut(self.tail) {
             Some(slot) if self.count < length => {
                 *slot = entry;
                 self.count = self.count.wrapping_add(1);
+                self.tail = self.tail.wrapping_add(1);
+                if self.tail == length {
+                    self.tail = 0;
+                }
             }
             _ => self.overrun = true,
         }

@@ -108,6 +108,13 @@ impl Mapping {
         bound: ANYBODY,
         rights: Rights::empty(),
     };
+
+    /// Where a range begins in it, if it lies inside.
+    #[inline(always)]
+    fn reach(&self, address: u64, length: u32) -> Option<u32> {
+        let offset = u32::try_from(address.checked_sub(self.base)?).ok()?;
+        (offset.checked_add(length)? <= self.length).then_some(offset)
+    }
 }
 
 /// Room for one window: a line of what work requests and peers look at, and the window itself.
@@ -195,14 +202,6 @@ impl Pieces for Walk<'_> {
         let (taken, left) = self.head.cut(most);
         self.head = left;
         (taken.length() != 0).then_some(taken)
-    }
-}
-
-impl Walk<'_> {
-    /// Its next bytes, if so many follow each other in memory.
-    #[inline]
-    pub(crate) fn next_whole(&self, length: u32) -> Option<Span> {
-        (length <= self.head.length()).then(|| self.head.cut(length).0)
     }
 }
 
@@ -463,6 +462,31 @@ impl<'a> Keys<'a> {
         self.region(asker, key, address, length, right)
     }
 
+    /// As [`remote`](Self::remote), where the key is a window's and lies over one piece of memory. `None` sends the caller
+    /// there.
+    ///
+    /// Inlined: what comes back in memory, and is read in larger pieces than it was written in, is waited for.
+    #[inline(always)]
+    pub(crate) fn remote_piece(
+        &self,
+        asker: Asker,
+        key: RKey,
+        address: u64,
+        length: u32,
+        right: Rights,
+    ) -> Option<Span> {
+        let index = region_index(key.0)?;
+        let slot = self.regions.get(index)?;
+        let live = slot.mapping();
+        if live.fragments != 1 || !slot.answers(asker, key) || !live.rights.contains(right) {
+            return None;
+        }
+        let offset = live.reach(address, length)?;
+        let start = list_start(index, slot.flipped, self.stride);
+        let span = self.fragments.get(start)?.span();
+        Some(span.cut(offset).1.cut(length).0)
+    }
+
     /// A scatter/gather element of our own under a base memory's key, to be read. `None` sends the caller to
     /// [`local`](Self::local).
     #[inline]
@@ -478,7 +502,7 @@ impl<'a> Keys<'a> {
     }
 
     /// As [`base`](Self::base), to be written.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn base_sink(&self, pd: u32, piece: Sge) -> Option<Span> {
         let memory = self.memory(piece.lkey.0)?;
         if memory.pd() != pd || !memory.rights().contains(Rights::LOCAL_WRITE) {
@@ -535,19 +559,10 @@ impl<'a> Keys<'a> {
         if !slot.answers(asker, key) || !live.rights.contains(right) {
             return None;
         }
-        let offset = u32::try_from(address.checked_sub(live.base)?).ok()?;
-        if offset.checked_add(length)? > live.length {
-            return None;
-        }
+        let offset = live.reach(address, length)?;
         let start = list_start(index, slot.flipped, self.stride);
         let end = start.checked_add(live.fragments as usize)?;
         let list = self.fragments.get(start..end)?;
-        if let [one] = list {
-            return Some(Walk {
-                head: one.span().cut(offset).1,
-                rest: &[],
-            });
-        }
         let first = list.partition_point(|fragment| fragment.end() <= offset);
         let (head, rest) = match list.get(first..)?.split_first() {
             Some((head, rest)) => (head.span().cut(offset.wrapping_sub(head.start())).1, rest),

@@ -200,12 +200,14 @@ impl<W: Wire> Soft<'_, W> {
                 let (address, key) = packet.remote();
                 let (asker, key) = (pair.asker(), RKey(key));
                 let right = Rights::REMOTE_WRITE;
-                let Some(mut sink) = self.keys.remote(asker, key, address, length, right) else {
-                    return false;
-                };
-                if let Some(sink) = sink.next_whole(length) {
+                let piece = self.keys.remote_piece(asker, key, address, length, right);
+                if let Some(sink) = piece {
                     bytes::move_whole(self.copier, sink, from);
                 } else {
+                    let keys = &self.keys;
+                    let Some(mut sink) = keys.remote(asker, key, address, length, right) else {
+                        return false;
+                    };
                     let mut from = Pair(from, Span::EMPTY);
                     if bytes::run(self.copier, &mut sink, &mut from, length) != length {
                         return false;
