@@ -22,11 +22,13 @@
 //! * `wire`: what carries packets: [`Ports`] of lap rings, or a [`Lossy`] wire over them.
 //! * `tap`: what is sent on a wire, copied towards a thread that keeps it.
 //! * `profile`: what kind of card this plays ([`Profile::frwr`] and its siblings).
+//! * `lists`: what a registration becomes.
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
 //! * `settle`: what becomes of work requests: acknowledgements, retries, errors, flushes.
-//! * `send`: the initiator: chains become packets.
+//! * `post`: the initiator: work requests enter their chains.
+//! * `send`: chains become packets.
 //! * `respond`: the responder: it runs what a peer asked.
 //!
 //! # Who copies
@@ -97,7 +99,9 @@ mod completion;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod keys;
+mod lists;
 mod packet;
+mod post;
 mod profile;
 mod queue_pair;
 mod respond;

@@ -152,7 +152,7 @@ impl Packet {
     #[must_use]
     pub const fn flags(&self) -> Flags {
         let [head, ..] = self.words;
-        Flags::from_bits_truncate(low(head >> 8) as u8)
+        Flags::from_bits_truncate(byte(head >> 8))
     }
 
     /// Numbers of the queue pair it goes to and of the one it comes from.
@@ -226,7 +226,7 @@ impl Packet {
     pub(crate) const fn whole(&self) -> Option<Span> {
         let [head, order, _, _, first, _, lengths] = self.words;
         // One length, and so many bytes in all.
-        let whole = low(head >> 8) as u8 == Flags::WHOLE.bits() && lengths == order >> 32;
+        let whole = byte(head >> 8) == Flags::WHOLE.bits() && lengths == order >> 32;
         if whole {
             Some(Span::of_packet(first, low(lengths)))
         } else {
@@ -242,7 +242,7 @@ impl Packet {
     #[inline(always)]
     pub(crate) const fn from_words(words: Message) -> Option<Self> {
         let [head, ..] = words;
-        match Opcode::from_bits(low(head) as u8) {
+        match Opcode::from_bits(byte(head)) {
             Some(opcode) => Some(Self { opcode, words }),
             None => None,
         }
@@ -298,6 +298,11 @@ const fn low(word: u64) -> u32 {
     word as u32
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "what it is for")]
+const fn byte(word: u64) -> u8 {
+    word as u8
+}
+
 const fn high(word: u64) -> u32 {
     low(word >> 32)
 }
@@ -336,7 +341,10 @@ mod tests {
             assert_eq!((packet.opcode(), packet.flags()), (opcode, flags));
             assert_eq!(packet.queue_pairs(), (0x00fe_dcba, 0x0012_3456));
             assert_eq!(packet.route(), route);
-            assert_eq!((packet.psn(), packet.remaining()), (body.psn, body.remaining));
+            assert_eq!(
+                (packet.psn(), packet.remaining()),
+                (body.psn, body.remaining)
+            );
             assert_eq!(packet.remote(), (body.address, body.rkey));
             assert_eq!(packet.extra(), body.extra);
             assert_eq!((packet.spans(), packet.length()), (spans, 0xffff_ff04));

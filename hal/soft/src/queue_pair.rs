@@ -13,7 +13,7 @@
 
 use o2poll_dataplane::nic::{LKey, Sge, Status, WrId};
 
-use crate::keys::Asker;
+use crate::lists::Asker;
 use crate::packet::{NUMBER, Opcode, Route, before};
 
 /// The other end of a connection.

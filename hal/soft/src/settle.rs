@@ -76,7 +76,12 @@ impl<W: Wire> Soft<'_, W> {
             slot.sent = slot.sent.wrapping_add(1);
             slot.completed = slot.sent;
             if entry.is(Marks::SIGNALLED) {
-                tell(&mut self.completions, index, slot, Completion::Done { id: entry.id });
+                tell(
+                    &mut self.completions,
+                    index,
+                    slot,
+                    Completion::Done { id: entry.id },
+                );
             }
         }
         slot.sent != slot.tail
@@ -215,7 +220,12 @@ impl<W: Wire> Soft<'_, W> {
             drop_staged(entry, &mut self.keys);
             let id = entry.id;
             slot.completed = slot.completed.wrapping_add(1);
-            tell(&mut self.completions, index, slot, Completion::Failed { id, status });
+            tell(
+                &mut self.completions,
+                index,
+                slot,
+                Completion::Failed { id, status },
+            );
         }
         slot.sent = slot.completed;
         slot.cause = Status::Flushed;
