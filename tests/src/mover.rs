@@ -4,7 +4,7 @@ use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation, Token};
 use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::pool::Handle;
 
-use crate::{Node, World};
+use crate::{Backend, Node, World};
 
 /// Lengths of the transfers: none, both sides of what fits into a message, pages, the LNet MTU.
 pub const SIZES: [u32; 7] = [0, 1, 3976, 3977, 4096, 65_536, 1 << 20];
@@ -33,7 +33,7 @@ struct Slot {
 impl Mover {
     /// An application on node `of`, with memory of its own on the other node. `connection` is the
     /// node's own name of the connection to the other.
-    pub fn new(world: &mut World, of: usize, connection: Handle) -> Self {
+    pub fn new<B: Backend>(world: &mut World<B>, of: usize, connection: Handle) -> Self {
         let there = world.nodes[1 - of]
             .arena
             .flat(MEBIBYTE * u32::try_from(SLOTS).expect("few slots"), 9);
@@ -63,7 +63,7 @@ impl Mover {
     }
 
     /// Begins so many more rounds, spread over the slots.
-    pub fn begin(&mut self, node: &mut Node, rounds: u64) {
+    pub fn begin<B: Backend>(&mut self, node: &mut Node<B>, rounds: u64) {
         assert!(self.is_idle());
         self.left = rounds;
         for slot in 0..SLOTS {
@@ -82,7 +82,7 @@ impl Mover {
     }
 
     /// Takes all events of its node, and goes on.
-    pub fn step(&mut self, node: &mut Node) {
+    pub fn step<B: Backend>(&mut self, node: &mut Node<B>) {
         while let Some(event) = node.events.pop() {
             let Event::Done {
                 token: Token(token),
@@ -116,7 +116,7 @@ impl Mover {
         }
     }
 
-    fn put(&mut self, node: &mut Node, slot: usize) {
+    fn put<B: Backend>(&mut self, node: &mut Node<B>, slot: usize) {
         let Some(left) = self.left.checked_sub(1) else {
             return;
         };
@@ -135,9 +135,9 @@ impl Mover {
         self.submit(node, slot, put, memory);
     }
 
-    fn submit(
+    fn submit<B: Backend>(
         &self,
-        node: &mut Node,
+        node: &mut Node<B>,
         slot: usize,
         operation: Operation,
         memory: &'static mut PageList<'static>,
