@@ -16,11 +16,26 @@ pub trait Backend: Sized + 'static {
     /// Real time goes by on it: a step may find nothing to do although something is under way.
     const REAL: bool;
 
+    /// Ticks that go by where a [`Setup`] says one: so much longer are its timeouts. Who waits for one lets the clock leap.
+    const PACE: u64;
+
     /// Two nodes on it, not yet connected.
     fn world(setups: [Setup; 2]) -> World<Self>;
 
-    /// The kinds of devices that it can be.
+    /// The kinds of devices that it can be, the one that most tests are content with first.
     fn profiles() -> Vec<Profile>;
+
+    /// Whether it can be a device that is known by these capabilities.
+    fn plays(profile: &Profile) -> bool;
+
+    /// The first of [`profiles`](Self::profiles).
+    #[must_use]
+    fn plain() -> Profile {
+        let [first, ..] = Self::profiles()[..] else {
+            unreachable!("there is one")
+        };
+        first
+    }
 
     /// Lets the device reach memory that lives for ever; its key.
     fn register(
@@ -67,6 +82,8 @@ impl Backend for Software {
 
     const REAL: bool = false;
 
+    const PACE: u64 = 1;
+
     fn world(setups: [Setup; 2]) -> World {
         World::mixed(setups)
     }
@@ -81,6 +98,10 @@ impl Backend for Software {
             Profile::mthca(),
             Profile::bare(),
         ]
+    }
+
+    fn plays(_: &Profile) -> bool {
+        true
     }
 
     #[allow(unsafe_code)]

@@ -96,7 +96,15 @@ impl Backend for Rdma {
 
     const REAL: bool = true;
 
+    const PACE: u64 = 100_000;
+
     fn world(setups: [Setup; 2]) -> World<Self> {
+        let setups = setups.map(|setup| Setup {
+            timeout: setup.timeout * Self::PACE,
+            abandon: setup.abandon * Self::PACE,
+            keepalive: setup.keepalive * Self::PACE,
+            ..setup
+        });
         let nodes = [0, 1].map(|at| Self::node(&setups[at], World::<Self>::limits(&setups[at], at)));
         World::over(setups, nodes)
     }
@@ -110,6 +118,10 @@ impl Backend for Rdma {
         profile.capabilities.remote_invalidate =
             findings.remote_invalidate && !device.quirks().contains(Quirks::RXE);
         vec![profile]
+    }
+
+    fn plays(profile: &Profile) -> bool {
+        profile.capabilities.mechanisms == Self::plain().capabilities.mechanisms
     }
 
     fn register(

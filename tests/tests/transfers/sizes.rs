@@ -1,9 +1,9 @@
-//! One of each.
+//! One of each length: around the borders of a message, a page and a transfer.
 #![allow(clippy::cast_possible_truncation)]
 
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};
 use o2poll_soft::Profile;
-use o2poll_tests::{Setup, World};
+use o2poll_tests::{Backend, Setup, World};
 
 fn bytes(length: usize, seed: u8) -> Vec<u8> {
     (0..length)
@@ -11,21 +11,30 @@ fn bytes(length: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-#[test]
-fn lu_20326_put_and_get_of_every_size_class() {
-    for profile in [Profile::frwr(), Profile::mlx5()] {
+pub(crate) fn lu_20326_put_and_get_of_every_size_class<B: Backend>() {
+    for profile in [Profile::frwr(), Profile::mlx5(), Profile::rxe()] {
+        if !B::plays(&profile) {
+            continue;
+        }
+        let mut setup = Setup::new(profile);
+        setup.memory = 6 << 20;
         for (length, offset) in [
             (0_u32, 0),
             (1, 1),
             (3976, 0),
             (3977, 5),
+            (4095, 1),
             (4096, 0),
+            (4097, 4095),
+            (65535, 0),
             (65536, 8),
+            (65537, 1),
+            ((1 << 20) - 1, 3),
             (1 << 20, 1),
             (1 << 20, 4095),
         ] {
             for ack in [false, true] {
-                let mut world = World::new(Setup::new(profile));
+                let mut world = B::world([setup; 2]);
                 let [_, connection] = world.connect();
                 let memory = world.nodes[0].arena.flat(1 << 20, 3);
                 let options = EntryOptions::PUT | EntryOptions::GET;
