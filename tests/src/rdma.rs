@@ -105,7 +105,8 @@ impl Backend for Rdma {
             keepalive: setup.keepalive * Self::PACE,
             ..setup
         });
-        let nodes = [0, 1].map(|at| Self::node(&setups[at], World::<Self>::limits(&setups[at], at)));
+        let nodes =
+            [0, 1].map(|at| Self::node(&setups[at], World::<Self>::limits(&setups[at], at)));
         World::over(setups, nodes)
     }
 

@@ -375,9 +375,7 @@ impl<B: Backend> World<B> {
         keys.sum::<u64>() == 0
             && (0..2).all(|at| {
                 let (ours, theirs) = (&heard[at], &heard[1 - at]);
-                ours.bulk == 0
-                    && ours.outstanding == theirs.owed
-                    && ours.owed < self.high_water[at]
+                ours.bulk == 0 && ours.outstanding == theirs.owed && ours.owed < self.high_water[at]
             })
     }
 

@@ -1,6 +1,7 @@
 //! Many transfers at a time, both ways, on one core and on two.
 
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation};
+use o2poll_tests::lend::alone;
 use o2poll_tests::mover::{self, SIZES, SLOTS};
 use o2poll_tests::{Backend, Cut, Job, Jobs, Node, Plot, Setup, World};
 
@@ -18,31 +19,33 @@ const ROUTED_GET: Operation = Operation::Get { optimized: false };
 /// As many from each side as a connection carries, messages and bulk transfers of all kinds between each other.
 pub(crate) fn one_eight_and_sixty_four_in_flight_both_ways<B: Backend>() {
     for depth in [1_u16, 8, 64] {
-        let mut setup = Setup::new(B::plain());
-        setup.shape.queue_depth = depth;
-        setup.shape.windows = usize::from(depth).max(2);
-        setup.shape.entries = 64;
-        setup.shape.waiting = 64;
-        setup.memory = 16 << 20;
-        setup.events = 256;
-        let mut world = B::world([setup; 2]);
-        let connection = world.connect();
-        let kinds = [PUT, GET, QUIET, ROUTED_GET];
-        let jobs: Vec<Job> = (0..u32::from(depth.max(2)))
-            .flat_map(|n| [(0, n), (1, n + 1)])
-            .map(|(from, n)| {
-                let length = [1, 9000, 3976, 3977, 20_000, 4097][n as usize % 6];
-                let operation = kinds[n as usize / 6 % 4];
-                Job::new(from, operation, length, Cut::flat(1), Cut::flat(4095))
-            })
-            .collect();
-        Jobs::run(&mut world, connection, &jobs, |_| {});
-        for node in &mut world.nodes {
-            let heard = node.poller.nic().last();
-            assert!(heard.most_outstanding <= u64::from(depth));
-            assert!(depth < 8 || heard.most_outstanding > u64::from(depth) / 2);
-        }
-        world.end();
+        alone(|| {
+            let mut setup = Setup::new(B::plain());
+            setup.shape.queue_depth = depth;
+            setup.shape.windows = usize::from(depth).max(2);
+            setup.shape.entries = 64;
+            setup.shape.waiting = 64;
+            setup.memory = 16 << 20;
+            setup.events = 256;
+            let mut world = B::world([setup; 2]);
+            let connection = world.connect();
+            let kinds = [PUT, GET, QUIET, ROUTED_GET];
+            let jobs: Vec<Job> = (0..u32::from(depth.max(2)))
+                .flat_map(|n| [(0, n), (1, n + 1)])
+                .map(|(from, n)| {
+                    let length = [1, 9000, 3976, 3977, 20_000, 4097][n as usize % 6];
+                    let operation = kinds[n as usize / 6 % 4];
+                    Job::new(from, operation, length, Cut::flat(1), Cut::flat(4095))
+                })
+                .collect();
+            Jobs::run(&mut world, connection, &jobs, |_| {});
+            for node in &mut world.nodes {
+                let heard = node.poller.nic().last();
+                assert!(heard.most_outstanding <= u64::from(depth));
+                assert!(depth < 8 || heard.most_outstanding > u64::from(depth) / 2);
+            }
+            world.end();
+        });
     }
 }
 

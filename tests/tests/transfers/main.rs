@@ -117,7 +117,9 @@ mod device {
             return;
         };
         let before = kernel_objects(device.name());
+        let start = Instant::now();
         test();
+        println!("took {:.1} s", start.elapsed().as_secs_f64());
         let give_up = Instant::now() + Duration::from_secs(30);
         while kernel_objects(device.name()) != before {
             assert!(

@@ -61,38 +61,46 @@ pub(crate) fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces<B: Backe
 /// Runs the jobs; WRITEs and windows of both nodes.
 fn run<B: Backend>(mut setup: Setup, jobs: &[Job]) -> [[u64; 2]; 2] {
     setup.memory = 4 << 20;
-    let mut world = B::world([setup; 2]);
-    let connection = world.connect();
-    Jobs::run(&mut world, connection, jobs, |_| {});
-    let counted = [0, 1].map(|at| {
-        let node = &mut world.nodes[at];
-        [node.poller.nic().last().writes, node.counters.windows.get()]
-    });
-    world.end();
-    counted
+    alone(|| {
+        let mut world = B::world([setup; 2]);
+        let connection = world.connect();
+        Jobs::run(&mut world, connection, jobs, |_| {});
+        let counted = [0, 1].map(|at| {
+            let node = &mut world.nodes[at];
+            [node.poller.nic().last().writes, node.counters.windows.get()]
+        });
+        world.end();
+        counted
+    })
 }
 
 /// What node 1 counts for one PUT of node 0 into such a sink.
 fn counted<B: Backend>(setups: [Setup; 2], far: Cut) -> [u64; 6] {
-    let mut world = B::world(setups);
-    let connection = world.connect();
-    let jobs = [Job::new(0, PUT, 40_000, Cut::flat(0), far)];
-    Jobs::run(&mut world, connection, &jobs, |_| {});
-    let counters = world.nodes[1].counters;
-    let counted = [
-        counters.fragment_lists.get(),
-        counters.page_lists.get(),
-        counters.windows.get(),
-        counters.mappings.get(),
-        counters.arenas.get(),
-        counters.stagings.get(),
-    ];
-    // A staging buffer of a device that has nothing else goes by the same key.
-    let is_bare = setups[1].profile.capabilities.max_windows == 0;
-    let is_out = counters.arenas.get() != 0 || is_bare;
-    assert_eq!(counters.arena_exposed.get(), u64::from(is_out));
-    world.end();
-    counted
+    let setups = setups.map(|setup| Setup {
+        memory: 6 << 20,
+        ..setup
+    });
+    alone(|| {
+        let mut world = B::world(setups);
+        let connection = world.connect();
+        let jobs = [Job::new(0, PUT, 40_000, Cut::flat(0), far)];
+        Jobs::run(&mut world, connection, &jobs, |_| {});
+        let counters = world.nodes[1].counters;
+        let counted = [
+            counters.fragment_lists.get(),
+            counters.page_lists.get(),
+            counters.windows.get(),
+            counters.mappings.get(),
+            counters.arenas.get(),
+            counters.stagings.get(),
+        ];
+        // A staging buffer of a device that has nothing else goes by the same key.
+        let is_bare = setups[1].profile.capabilities.max_windows == 0;
+        let is_out = counters.arenas.get() != 0 || is_bare;
+        assert_eq!(counters.arena_exposed.get(), u64::from(is_out));
+        world.end();
+        counted
+    })
 }
 
 pub(crate) fn the_mechanism_is_chosen_per_transfer_and_counted<B: Backend>() {
@@ -136,7 +144,12 @@ pub(crate) fn the_mechanism_is_chosen_per_transfer_and_counted<B: Backend>() {
         if !B::plays(&setup.profile) {
             continue;
         }
-        assert_eq!(counted::<B>([setup; 2], far), expected, "{:?}", setup.profile);
+        assert_eq!(
+            counted::<B>([setup; 2], far),
+            expected,
+            "{:?}",
+            setup.profile
+        );
     }
     // The shorter of the two says how many fragments the sink may send.
     let [mut source, sink] = [exposed(Profile::rxe(), 1, 257); 2];
@@ -179,7 +192,11 @@ pub(crate) fn long_source_lists_go_in_instalments<B: Backend>() {
                 setup.profile.capabilities.max_sge = max_sge;
                 setup.shape.writes_at_once = writes_at_once;
                 let length = pieces * 400;
-                let (mut near, mut far) = (Cut::flat(9), gapped(400));
+                let even = Cut {
+                    trim: 0,
+                    ..gapped(400)
+                };
+                let (mut near, mut far) = (Cut::flat(9), even);
                 if operation == PUT {
                     core::mem::swap(&mut near, &mut far);
                 }
