@@ -164,13 +164,15 @@ pub fn on_two_threads<B: Backend>(profile: Profile, rounds: u64)
 where
     Node<B>: Send,
 {
-    let setup = Setup {
+    let mut setup = Setup {
         // In nanoseconds there.
         timeout: 100 * SECOND / B::PACE,
         abandon: 100 * SECOND / B::PACE,
         keepalive: 100 * SECOND / B::PACE,
         ..Setup::new(profile)
     };
+    // Its lists have two pieces, and a window covers one.
+    setup.shape.staging = if B::REAL { 4 } else { 0 };
     let mut world = B::world([setup; 2]);
     let connections = world.connect();
     let movers = [0, 1].map(|of| Mutex::new(Mover::new(&mut world, of, connections[of])));

@@ -248,7 +248,14 @@ impl<B: Backend> Node<B> {
                 Report::Gone {
                     connection, why, ..
                 } => self.gone.push((connection, why)),
-                Report::Broken { window, of } => self.broken.push((window, of)),
+                Report::Broken { window, of } if self.keep_broken => {
+                    self.broken.push((window, of));
+                }
+                Report::Broken { window, of } => {
+                    // At once: its queue pair's end, which follows, waits for it.
+                    drop(window);
+                    self.rebuild(of);
+                }
                 Report::Retired { .. } => self.retired += 1,
                 Report::Piece(piece) => self.maps.piece(piece),
                 Report::Map { of, base } => self.maps.map(of, base),
@@ -264,11 +271,16 @@ impl<B: Backend> Node<B> {
         if !self.keep_broken {
             for (broken, of) in core::mem::take(&mut self.broken) {
                 drop(broken);
-                self.rebuilt += 1;
-                let window = self.backend.window();
-                self.order(Order::Window { window, of });
+                self.rebuild(of);
             }
         }
         Ok(busy)
+    }
+
+    /// A window in place of one that is destroyed.
+    fn rebuild(&mut self, of: Option<Handle>) {
+        self.rebuilt += 1;
+        let window = self.backend.window();
+        self.order(Order::Window { window, of });
     }
 }
