@@ -243,7 +243,8 @@ const TRANSFERS: Program = Program {
         "test",
         "--no-run",
         "--package=o2poll-tests",
-        "--features=verbs",
+        // So that the program is the one that other cases have.
+        "--features=verbs,o2poll/verbs",
         "--test=transfers",
     ],
 };
