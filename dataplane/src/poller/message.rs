@@ -13,7 +13,10 @@ use crate::pool::{Kind, Pool, pack, pack_write};
 use crate::portal::Attached;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
-use crate::wire::{Body, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate};
+use crate::wire::{
+    Body, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_get_req, encode_immediate,
+    encode_put_ack,
+};
 
 /// Most local pieces of one WRITE, whatever the device could take.
 const PIECES: usize = 32;
@@ -113,18 +116,29 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
                 None => What::Write { cursor },
             };
             let link = self.link(what, transfer);
-            let wr = SendWr::Write {
-                local: &pieces,
-                remote,
-                imm,
-            };
             // Where an invalidate follows, that tells of all.
             let signalled = if is_last {
                 is_told && !is_source
             } else {
                 is_end
             };
-            self.queue(state, transfer, link, id, signalled, wr);
+            // The common form by itself, as in `post`.
+            if let (&[piece], None) = (&pieces[..], imm) {
+                let wr = SendWr::Write {
+                    local: &[piece],
+                    remote,
+                    imm: None,
+                };
+                self.nic.queue(state.qp, id, signalled, wr);
+            } else {
+                let wr = SendWr::Write {
+                    local: &pieces,
+                    remote,
+                    imm,
+                };
+                self.nic.queue(state.qp, id, signalled, wr);
+            }
+            self.queued(state, transfer, link, id);
         }
         transfer.outcome = Ok(transfer.cursor.written);
         let last = if transfer.role == Role::Put && transfer.handle != WireHandle::NONE {
@@ -197,14 +211,29 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let is_done = transfer.phase == Phase::Data;
         let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
         let sent = buffer.post();
+        let message = sent.sge(length);
         let id = pack(Kind::Send, self.handle);
-        let wr = SendWr::Send {
-            message: sent.sge(length),
-            invalidate,
-        };
         let link = self.link(what, transfer);
         transfer.message = Some(Slot::Posted(sent));
-        self.queue(state, transfer, link, id, signalled, wr);
+        // Each form by itself: a driver that is inlined here need not find out which it is, nor have it in memory.
+        if let Some(key) = invalidate {
+            self.nic.queue(
+                state.qp,
+                id,
+                signalled,
+                SendWr::Send {
+                    message,
+                    invalidate: Some(key),
+                },
+            );
+        } else {
+            let wr = SendWr::Send {
+                message,
+                invalidate: None,
+            };
+            self.nic.queue(state.qp, id, signalled, wr);
+        }
+        self.queued(state, transfer, link, id);
     }
 
     /// Writes a whole LNet message; its length.
@@ -279,20 +308,13 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let mut one = [Fragment::default()];
         let zero_based = self.capabilities.zero_based;
         let sink = describe(transfer, self.entries, zero_based, self.scratch, &mut one);
-        if transfer.phase == Phase::Answer {
-            let body = Body::PutAck {
-                source_cookie: transfer.cookie,
-                sink_cookie: cookie,
-                sink,
-            };
-            return encode(envelope, body, to);
-        }
-        let body = Body::GetReq {
-            header: header(transfer, self.limits, 0, get(transfer, ours)),
-            cookie,
-            sink,
+        let length = if transfer.phase == Phase::Answer {
+            encode_put_ack(envelope, transfer.cookie, cookie, &sink, to)
+        } else {
+            let header = header(transfer, self.limits, 0, get(transfer, ours));
+            encode_get_req(envelope, &header, cookie, &sink, to)
         };
-        encode(envelope, body, to)
+        length.unwrap_or(0)
     }
 
     /// What the peer's LNet is to echo.

@@ -158,6 +158,29 @@ impl<'m> Descriptor<'m> {
         })
     }
 
+    /// Writes it in native order; how many bytes it has.
+    #[inline(always)]
+    pub(super) fn write(&self, to: &mut [u8]) -> Result<u32, TooLong> {
+        if let List::Own([fragment]) = self.list
+            && let Some(at) = to.first_chunk_mut::<{ SINGLE_BYTES as usize }>()
+        {
+            *at = zerocopy::transmute!(layout::Single::<zerocopy::NativeEndian> {
+                start: layout::Descriptor {
+                    key: self.key.0.into(),
+                    nfrags: 1.into(),
+                },
+                fragment: layout::Fragment {
+                    nob: fragment.length.into(),
+                    address: fragment.address.into(),
+                },
+            });
+            return Ok(SINGLE_BYTES);
+        }
+        let room = to.len();
+        let rest = self.encode::<zerocopy::NativeEndian>(to)?;
+        u32::try_from(room.saturating_sub(rest.len())).map_err(|_| TooLong)
+    }
+
     /// Writes it; what of `to` is left behind it.
     pub(super) fn encode<'t, O: zerocopy::ByteOrder>(
         &self,
@@ -179,6 +202,9 @@ impl<'m> Descriptor<'m> {
         }
     }
 }
+
+/// A descriptor with one fragment.
+const SINGLE_BYTES: u32 = 20;
 
 impl PartialEq for Descriptor<'_> {
     fn eq(&self, other: &Self) -> bool {

@@ -489,6 +489,57 @@ pub fn encode_immediate(
     Ok(nob)
 }
 
+/// Writes a GET_REQ; how many bytes it has. Native order, no checksum.
+///
+/// # Errors
+/// [`TooLong`].
+#[inline(always)]
+pub fn encode_get_req(
+    envelope: &Envelope,
+    header: &lnet::Header,
+    cookie: u64,
+    sink: &Descriptor<'_>,
+    to: &mut [u8; MESSAGE_BYTES as usize],
+) -> Result<u32, TooLong> {
+    let (at, rest) = to
+        .split_first_chunk_mut::<{ GET_REQ_SINK as usize }>()
+        .ok_or(TooLong)?;
+    let (true, lnet::Body::Get { .. }) = (header.is_legal(), header.body) else {
+        return Err(TooLong);
+    };
+    let nob = u32::from(GET_REQ_SINK).wrapping_add(sink.write(rest)?);
+    *at = zerocopy::transmute!(layout::GetReq::<zerocopy::NativeEndian> {
+        head: head(envelope, GET_REQ, nob),
+        lnet: header.raw(),
+        cookie: cookie.to_ne_bytes(),
+    });
+    Ok(nob)
+}
+
+/// Writes a PUT_ACK; how many bytes it has. Native order, no checksum.
+///
+/// # Errors
+/// [`TooLong`].
+#[inline(always)]
+pub fn encode_put_ack(
+    envelope: &Envelope,
+    source_cookie: u64,
+    sink_cookie: u64,
+    sink: &Descriptor<'_>,
+    to: &mut [u8; MESSAGE_BYTES as usize],
+) -> Result<u32, TooLong> {
+    let (at, rest) = to
+        .split_first_chunk_mut::<{ PUT_ACK_SINK as usize }>()
+        .ok_or(TooLong)?;
+    let nob = u32::from(PUT_ACK_SINK).wrapping_add(sink.write(rest)?);
+    *at = zerocopy::transmute!(layout::PutAck::<zerocopy::NativeEndian> {
+        head: head(envelope, PUT_ACK, nob),
+        source_cookie: source_cookie.to_ne_bytes(),
+        sink_cookie: sink_cookie.to_ne_bytes(),
+    });
+    Ok(nob)
+}
+
 #[inline(always)]
 fn encode<O: zerocopy::ByteOrder>(message: &Message<'_>, to: &mut [u8]) -> Result<u32, TooLong> {
     let (head_at, body_at) = to
