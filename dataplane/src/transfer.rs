@@ -746,6 +746,11 @@ impl Transfer<'_> {
             && !matches!(self.role, Role::Sink)
     }
 
+    /// It reads its peer's descriptor in the message that brought it.
+    pub(crate) const fn is_lent(&self) -> bool {
+        matches!(self.sink, Sink::Many { .. })
+    }
+
     /// Something of it is on the send queue. Nothing is to be done then but to wait.
     #[inline]
     pub(crate) const fn posted(&mut self, input: Input) {

@@ -112,7 +112,11 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             let paid = is_told.then(|| state.credits.pay());
             let imm = paid.map(|paid| Immediate::new(paid, transfer.cookie).to_bits());
             let what = match paid {
-                Some(paid) => What::Immediate { cursor, paid },
+                Some(paid) => What::Immediate {
+                    cursor,
+                    paid,
+                    lent: transfer.is_lent(),
+                },
                 None => What::Write { cursor },
             };
             let link = self.link(what, transfer);
@@ -173,7 +177,10 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let what = if credit {
             What::Request { paid, told: true }
         } else {
-            What::Answer { paid }
+            What::Answer {
+                paid,
+                lent: transfer.is_lent(),
+            }
         };
         self.post(state, transfer, buffer, length, what, signalled);
         transfer.posted(posted);
@@ -293,7 +300,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             }
             _ => {}
         }
-        let cookie = self.cookie;
+        let cookie = self.cookie();
         if transfer.phase != Phase::Answer && transfer.role != Role::Get {
             let body = match transfer.role {
                 Role::Put => put(transfer, self.ours()),

@@ -1,13 +1,13 @@
 //! What goes out: per connection first what kills keys, then answers, then what needs credits, then a
 //! NOOP; one doorbell for all of it.
 
-use super::desk::note;
+use super::desk::Desk;
 use super::record::{CHAIN, Link, What};
-use super::sink::{choose, cover};
+use super::sink::{Uncovered, choose, cover};
 use super::{Poller, Received};
-use crate::connection::State;
+use crate::connection::{Connection, State};
 use crate::nic::{Nic, Qp, SendWr};
-use crate::pool::{Handle, Kind, pack};
+use crate::pool::{Handle, Kind, Pool, pack};
 use crate::time::Instant;
 use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer, step};
 use crate::wire::lnet::WireHandle;
@@ -61,15 +61,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
         }
         loop {
-            let queued = self.fill(connection);
+            let queued = self.fill(connection, now);
             if self.chain.is_empty() {
                 return work;
             }
             let length = self.chain.len();
             work = work.saturating_add(u32::try_from(length).unwrap_or(u32::MAX));
-            if let Some(state) = self.connections.get_mut(connection) {
-                state.last_sent = now;
-            }
             let whole = self.ring(connection, qp);
             // A chain that was cut by its own length goes on; one that the device cut waits.
             if !whole || !queued {
@@ -212,246 +209,34 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Queues what may go now on the open chain. True if there is more, and only the chain was full.
-    fn fill(&mut self, connection: Handle) -> bool {
+    fn fill(&mut self, connection: Handle, now: Instant) -> bool {
         loop {
-            let Some(state) = self.connections.get_mut(connection) else {
+            let Some((mut desk, state, transfers)) = self.desk(connection) else {
                 return false;
             };
-            while !state.reserve.is_empty() && state.credits.reserve() {
-                if let Some(handle) = self.transfers.pop_front(&mut state.reserve)
-                    && let Some(transfer) = self.transfers.get_mut(handle)
-                {
-                    transfer.reserved = true;
-                    self.transfers.push_back(&mut state.credited, handle);
-                }
+            let filled = desk.fill(state, transfers);
+            if !desk.chain.is_empty() {
+                state.last_sent = now;
             }
-            let room = room_of(state.send_wr, state.on_send_queue()) as usize;
-            let left = CHAIN.saturating_sub(self.chain.len());
-            let may_ask = state.credits.available() > 0;
-            // How many work requests must go together. The queue is sized for exactly this: who asks for more than the next
-            // step takes waits when it is full but for one, with an invalidate in hand.
-            let is_short = |step| room < step || left < step;
-            if let Some(handle) = state.untold {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                state.untold = None;
-                self.tell_of(connection, handle);
-            } else if let Some(handle) = self.transfers.front(&state.invalidates) {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                self.transfers.pop_front(&mut state.invalidates);
-                self.invalidate(connection, handle);
-            } else if let Some(handle) = self.transfers.front(&state.answers) {
-                let registers = self.source_from != usize::MAX;
-                let step = step_of(self.transfers.get(handle), registers);
-                if is_short(step) {
-                    return room >= step;
-                }
-                self.transfers.pop_front(&mut state.answers);
-                self.answer(connection, handle, room.min(left));
-            } else if may_ask && let Some(handle) = self.transfers.front(&state.credited) {
-                let bulk = self.transfers.get(handle).is_some_and(|state| state.bulk);
-                let step = if bulk { 2 } else { 1 };
-                if is_short(step) {
-                    return room >= step;
-                }
-                self.transfers.pop_front(&mut state.credited);
-                if bulk {
-                    self.request_bulk(connection, handle);
-                } else {
-                    // Of a run of messages the last is signalled: that the next is one of it is certain.
-                    let follows = room.min(left) > 1
-                        && state.credits.available() > 1
-                        && self
-                            .transfers
-                            .first(&state.credited)
-                            .is_some_and(|next| !next.bulk);
-                    self.request_message(connection, handle, !follows);
-                }
-            } else {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                if state.wants_noop(false) {
-                    let qp = state.qp;
-                    self.noop(connection, qp);
-                }
-                return false;
+            match filled {
+                Filled::AsMuchAsMay => return false,
+                Filled::Chain => return true,
+                Filled::UpToDead(handle) => self.died(handle),
+                Filled::UpToUncovered => self.close(connection, super::Reason::BadLength),
             }
         }
-    }
-
-    fn invalidate(&mut self, connection: Handle, handle: Handle) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if transfer.phase == Phase::Data {
-            // The DONE of a registered source was not taken: that goes first.
-            self.enqueue(connection, handle);
-            return;
-        }
-        let link = desk.link(What::Invalidate, transfer);
-        let window = transfer.window.as_mut();
-        let Some(window) = window.filter(|window| window.needs_invalidate()) else {
-            // Never invalidate what is not live: some devices' drivers do not survive it.
-            // A source's key is for our own device, and no DONE kills it.
-            let is_told = transfer.role.is_sink() && state.terms.keys_killed;
-            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
-                desk.fence(What::Fence, state, transfer);
-                transfer.posted(Input::PostedInvalidate);
-            } else {
-                self.died(handle);
-            }
-            return;
-        };
-        let wr = SendWr::Invalidate { key: window.key() };
-        window.invalidating();
-        let id = pack(Kind::Invalidate, handle);
-        desk.queue(state, transfer, link, id, true, wr);
-        transfer.posted(Input::PostedInvalidate);
-    }
-
-    /// The device took only the beginning of a run of messages: a signalled request tells when that is done.
-    #[cold]
-    fn tell_of(&mut self, connection: Handle, handle: Handle) {
-        if let Some((mut desk, state, transfer)) = self.desk(connection, handle)
-            && transfer.in_flight != 0
-        {
-            desk.fence(What::Tell, state, transfer);
-        }
-    }
-
-    /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
-    fn answer(&mut self, connection: Handle, handle: Handle, room: usize) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        let queued = match (transfer.phase, transfer.role) {
-            (Phase::Data, _) => desk.data(state, transfer, room),
-            (_, Role::Nak(_) | Role::Refusal(_)) => {
-                desk.message(state, transfer, true, false, Input::PostedLast);
-                Ok(())
-            }
-            _ => {
-                let covered = desk.register(state, transfer);
-                if covered.is_ok() {
-                    // The invalidate that follows where there is a window tells that this is done, too.
-                    let told = transfer.window.is_none() || state.terms.keys_killed;
-                    desk.message(state, transfer, told, false, Input::PostedPutAck);
-                }
-                covered
-            }
-        };
-        // The DONE of a registered source is on the chain: its invalidate follows.
-        let follows = transfer.window.is_some()
-            && !transfer.role.is_sink()
-            && !transfer.queued
-            && matches!(transfer.phase, Phase::Sent | Phase::SentWantsAck);
-        transfer.queued |= follows;
-        if queued.is_err() {
-            self.close(connection, super::Reason::BadLength);
-        } else if follows && let Some(state) = self.connections.get_mut(connection) {
-            self.transfers.push_back(&mut state.invalidates, handle);
-        }
-    }
-
-    /// A whole LNet message, which needs a credit.
-    #[inline(always)]
-    fn request_message(&mut self, connection: Handle, handle: Handle, told: bool) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if !state.credits.spend() {
-            return;
-        }
-        let role = transfer.role;
-        if matches!(role, Role::Put | Role::Reply) {
-            transfer.outcome = Ok(transfer.length);
-        }
-        desk.immediate(state, transfer, told);
-        let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
-        transfer.posted(match role {
-            Role::Get => Input::PostedGet,
-            _ if wants_ack => Input::PostedLastWantsAck,
-            _ => Input::PostedLast,
-        });
-    }
-
-    /// A PUT_REQ or GET_REQ, which needs a credit.
-    fn request_bulk(&mut self, connection: Handle, handle: Handle) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if !state.credits.spend() {
-            return;
-        }
-        let posted = if transfer.role == Role::Get {
-            // What was chosen for it when it was admitted covers it.
-            let _ = desk.register(state, transfer);
-            Input::PostedGetReq
-        } else {
-            Input::PostedPutReq
-        };
-        // Whether no invalidate will tell of its messages.
-        let told = transfer.window.is_none() || state.terms.keys_killed;
-        desk.message(state, transfer, told, true, posted);
-    }
-
-    /// Returns credits, or shows that we live.
-    fn noop(&mut self, connection: Handle, qp: Qp) {
-        let Some(mut buffer) = self.messages.take() else {
-            return;
-        };
-        let Some(state) = self.connections.get_mut(connection) else {
-            self.messages.give(buffer);
-            return;
-        };
-        let paid = state.credits.pay();
-        let message = Message {
-            envelope: state.terms.envelope(paid),
-            body: Body::Noop,
-        };
-        let length = message.encode(buffer.bytes()).unwrap_or(0);
-        let posted = buffer.post();
-        let id = pack(Kind::Noop, connection);
-        let wr = SendWr::Send {
-            message: posted.sge(length),
-            invalidate: None,
-        };
-        self.nic.queue(qp, id, true, wr);
-        // `wants_noop` saw that there is room.
-        let _ = state.noops.push_back(posted);
-        let link = Link {
-            what: What::Noop { paid },
-            handle: connection,
-            phase: Phase::Sent,
-        };
-        note(
-            &mut self.record,
-            &mut self.chain,
-            connection,
-            state,
-            link,
-            id,
-        );
     }
 
     /// Sends a NOOP if nothing was sent for long.
     pub(super) fn keep_alive(&mut self, connection: Handle, now: Instant) {
         let keepalive = self.limits.keepalive;
-        let Some(state) = self.connections.get_mut(connection) else {
+        let Some((mut desk, state, _)) = self.desk(connection) else {
             return;
         };
         let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
         let (room, qp) = (room_of(state.send_wr, state.on_send_queue()), state.qp);
         if due && room != 0 {
-            self.noop(connection, qp);
+            desk.noop(state);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
                 && let Some(state) = self.connections.get_mut(connection)
@@ -473,44 +258,47 @@ impl<'a, N: Nic> Poller<'a, N> {
                 (rejected.accepted as usize).min(length)
             }
         };
+        let whole = accepted == length;
+        if !whole {
+            self.cut(connection, accepted);
+        }
         self.counters.work_requests.add(accepted as u64);
-        while self.chain.len() > accepted {
-            if let Some(link) = self.chain.pop() {
-                self.take_back(connection, link);
-            }
-        }
-        if accepted < length
-            && let Some(Link {
-                what: What::Request { told: false, .. },
-                handle,
-                ..
-            }) = self.chain.last()
-            && let Some(state) = self.connections.get_mut(connection)
-        {
-            state.untold = Some(*handle);
-        }
         let (mut messages, mut noops, mut immediates) = (0_u64, 0_u64, 0_u64);
-        while let Some(link) = self.chain.pop() {
+        let mut is_lent = false;
+        for link in &self.chain {
             match link.what {
-                What::Answer { .. } => messages = messages.wrapping_add(1),
-                What::Request { .. } => {
+                What::Answer { lent, .. } => {
                     messages = messages.wrapping_add(1);
-                    continue;
+                    is_lent |= lent;
                 }
-                What::Immediate { .. } => immediates = immediates.wrapping_add(1),
-                What::Noop { .. } => {
-                    noops = noops.wrapping_add(1);
-                    continue;
+                What::Request { .. } => messages = messages.wrapping_add(1),
+                What::Immediate { lent, .. } => {
+                    immediates = immediates.wrapping_add(1);
+                    is_lent |= lent;
                 }
+                What::Noop { .. } => noops = noops.wrapping_add(1),
                 What::Register
                 | What::Invalidate
                 | What::Fence
                 | What::Tell
-                | What::Write { .. } => continue,
+                | What::Write { .. } => {}
             }
-            // The descriptor of a transfer whose DONE went out is no longer needed.
-            if let Some(transfer) = self.transfers.get_mut(link.handle)
-                && let Sink::Many { .. } = transfer.sink
+        }
+        if is_lent {
+            self.give_back_lent(connection);
+        }
+        self.chain.clear();
+        self.counters.messages_sent.add(messages);
+        self.counters.noops.add(noops);
+        self.counters.write_immediates.add(immediates);
+        whole
+    }
+
+    /// The descriptors of transfers whose DONE went out are no longer needed.
+    fn give_back_lent(&mut self, connection: Handle) {
+        while let Some(link) = self.chain.pop() {
+            if let What::Answer { lent: true, .. } | What::Immediate { lent: true, .. } = link.what
+                && let Some(transfer) = self.transfers.get_mut(link.handle)
                 && let Sink::Many {
                     receive,
                     message,
@@ -521,10 +309,25 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.repost(connection, receive, message, owe);
             }
         }
-        self.counters.messages_sent.add(messages);
-        self.counters.noops.add(noops);
-        self.counters.write_immediates.add(immediates);
-        accepted == length
+    }
+
+    /// The device took only so many requests of the chain.
+    #[cold]
+    fn cut(&mut self, connection: Handle, accepted: usize) {
+        while self.chain.len() > accepted {
+            if let Some(link) = self.chain.pop() {
+                self.take_back(connection, link);
+            }
+        }
+        if let Some(Link {
+                what: What::Request { told: false, .. },
+                handle,
+                ..
+            }) = self.chain.last()
+            && let Some(state) = self.connections.get_mut(connection)
+        {
+            state.untold = Some(*handle);
+        }
     }
 
     fn take_back(&mut self, connection: Handle, link: Link) {
@@ -533,7 +336,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         state.head = state.head.wrapping_sub(1);
         match link.what {
-            What::Answer { paid }
+            What::Answer { paid, .. }
             | What::Immediate { paid, .. }
             | What::Request { paid, .. }
             | What::Noop { paid } => {
@@ -604,6 +407,286 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 }
+
+/// Where filling the chain stopped.
+enum Filled {
+    /// Nothing more may go now.
+    AsMuchAsMay,
+    /// There is more, and only the chain was full.
+    Chain,
+    /// At a transfer whose key is dead without an invalidate of ours.
+    UpToDead(Handle),
+    /// At one whose memory is not what was matched.
+    UpToUncovered,
+}
+
+/// What became of a transfer that was to invalidate its key.
+enum Invalidated {
+    /// It is on the chain.
+    Queued,
+    /// There was nothing to invalidate.
+    Dead,
+    /// The DONE of a registered source was not taken: that goes first.
+    WantsDone,
+}
+
+impl<'a, N: Nic> Desk<'_, 'a, N> {
+    /// Queues what may go now on the open chain.
+    fn fill(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfers: &mut Pool<'a, Transfer<'a>>,
+    ) -> Filled {
+        let registers = self.source_from != usize::MAX;
+        loop {
+            while !state.reserve.is_empty() && state.credits.reserve() {
+                if let Some((handle, transfer)) = transfers.take_front(&mut state.reserve) {
+                    transfer.reserved = true;
+                    transfers.push_back(&mut state.credited, handle);
+                }
+            }
+            let room = room_of(state.send_wr, state.on_send_queue()) as usize;
+            let left = CHAIN.saturating_sub(self.chain.len());
+            let both = room.min(left);
+            // How many work requests must go together. The queue is sized for exactly this: who asks for more than the next
+            // step takes waits when it is full but for one, with an invalidate in hand.
+            let stop = |step| {
+                if room >= step {
+                    Filled::Chain
+                } else {
+                    Filled::AsMuchAsMay
+                }
+            };
+            if let Some(handle) = state.untold {
+                if both < 1 {
+                    return stop(1);
+                }
+                state.untold = None;
+                self.tell_of(state, transfers, handle);
+            } else if !state.invalidates.is_empty() {
+                if both < 1 {
+                    return stop(1);
+                }
+                let Some((handle, transfer)) = transfers.take_front(&mut state.invalidates) else {
+                    return Filled::AsMuchAsMay;
+                };
+                self.handle = handle;
+                match self.invalidate(state, transfer) {
+                    Invalidated::Queued => {}
+                    Invalidated::Dead => return Filled::UpToDead(handle),
+                    Invalidated::WantsDone => {
+                        transfer.queued = true;
+                        transfers.push_back(&mut state.answers, handle);
+                    }
+                }
+            } else if !state.answers.is_empty() {
+                if both < MOST_OF_A_STEP {
+                    let step = step_of(transfers.first(&state.answers), registers);
+                    if both < step {
+                        return stop(step);
+                    }
+                }
+                let Some((handle, transfer)) = transfers.take_front(&mut state.answers) else {
+                    return Filled::AsMuchAsMay;
+                };
+                self.handle = handle;
+                match self.answer(state, transfer, both) {
+                    Err(Uncovered) => return Filled::UpToUncovered,
+                    Ok(false) => {}
+                    Ok(true) => {
+                        transfer.queued = true;
+                        transfers.push_back(&mut state.invalidates, handle);
+                    }
+                }
+            } else if state.credits.available() > 0 && !state.credited.is_empty() {
+                if both < MOST_OF_A_STEP {
+                    let bulk = transfers
+                        .first(&state.credited)
+                        .is_some_and(|first| first.bulk);
+                    let step = if bulk { 2 } else { 1 };
+                    if both < step {
+                        return stop(step);
+                    }
+                }
+                let Some((handle, transfer)) = transfers.take_front(&mut state.credited) else {
+                    return Filled::AsMuchAsMay;
+                };
+                self.handle = handle;
+                if transfer.bulk {
+                    self.request_bulk(state, transfer);
+                    continue;
+                }
+                // Of a run of messages the last is signalled: that the next is one of it is certain.
+                let follows = both > 1
+                    && state.credits.available() > 1
+                    && transfers
+                        .first(&state.credited)
+                        .is_some_and(|next| !next.bulk);
+                if let Some(transfer) = transfers.get_mut(handle) {
+                    self.request_message(state, transfer, !follows);
+                }
+            } else {
+                if both < 1 {
+                    return stop(1);
+                }
+                if state.wants_noop(false) {
+                    self.noop(state);
+                }
+                return Filled::AsMuchAsMay;
+            }
+        }
+    }
+
+    /// The transfer's invalidate, or what tells as much.
+    #[inline(always)]
+    fn invalidate(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+    ) -> Invalidated {
+        transfer.queued = false;
+        if transfer.phase == Phase::Data {
+            return Invalidated::WantsDone;
+        }
+        let link = self.link(What::Invalidate, transfer);
+        let window = transfer.window.as_mut();
+        let Some(window) = window.filter(|window| window.needs_invalidate()) else {
+            // Never invalidate what is not live: some devices' drivers do not survive it.
+            // A source's key is for our own device, and no DONE kills it.
+            let is_told = transfer.role.is_sink() && state.terms.keys_killed;
+            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
+                self.fence(What::Fence, state, transfer);
+                transfer.posted(Input::PostedInvalidate);
+                return Invalidated::Queued;
+            }
+            return Invalidated::Dead;
+        };
+        let wr = SendWr::Invalidate { key: window.key() };
+        window.invalidating();
+        let id = pack(Kind::Invalidate, self.handle);
+        self.queue(state, transfer, link, id, true, wr);
+        transfer.posted(Input::PostedInvalidate);
+        Invalidated::Queued
+    }
+
+    /// The device took only the beginning of a run of messages: a signalled request tells when that is done.
+    #[cold]
+    fn tell_of(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfers: &mut Pool<'a, Transfer<'a>>,
+        handle: Handle,
+    ) {
+        if let Some(transfer) = transfers.get_mut(handle)
+            && transfer.in_flight != 0
+        {
+            self.handle = handle;
+            self.fence(What::Tell, state, transfer);
+        }
+    }
+
+    /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE. True if an invalidate is to follow.
+    #[inline(always)]
+    fn answer(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        room: usize,
+    ) -> Result<bool, Uncovered> {
+        transfer.queued = false;
+        match (transfer.phase, transfer.role) {
+            (Phase::Data, _) => self.data(state, transfer, room)?,
+            (_, Role::Nak(_) | Role::Refusal(_)) => {
+                self.message(state, transfer, true, false, Input::PostedLast);
+            }
+            _ => {
+                self.register(state, transfer)?;
+                // The invalidate that follows where there is a window tells that this is done, too.
+                let told = transfer.window.is_none() || state.terms.keys_killed;
+                self.message(state, transfer, told, false, Input::PostedPutAck);
+            }
+        }
+        // The DONE of a registered source is on the chain: its invalidate follows.
+        Ok(transfer.window.is_some()
+            && !transfer.role.is_sink()
+            && matches!(transfer.phase, Phase::Sent | Phase::SentWantsAck))
+    }
+
+    /// A whole LNet message, which needs a credit.
+    #[inline(always)]
+    fn request_message(
+        &mut self,
+        state: &mut Connection<'a>,
+        transfer: &mut Transfer<'a>,
+        told: bool,
+    ) {
+        transfer.queued = false;
+        if !state.credits.spend() {
+            return;
+        }
+        let role = transfer.role;
+        if matches!(role, Role::Put | Role::Reply) {
+            transfer.outcome = Ok(transfer.length);
+        }
+        self.immediate(state, transfer, told);
+        let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
+        transfer.posted(match role {
+            Role::Get => Input::PostedGet,
+            _ if wants_ack => Input::PostedLastWantsAck,
+            _ => Input::PostedLast,
+        });
+    }
+
+    /// A PUT_REQ or GET_REQ, which needs a credit.
+    #[inline(always)]
+    fn request_bulk(&mut self, state: &mut Connection<'a>, transfer: &mut Transfer<'a>) {
+        transfer.queued = false;
+        if !state.credits.spend() {
+            return;
+        }
+        let posted = if transfer.role == Role::Get {
+            // What was chosen for it when it was admitted covers it.
+            let _ = self.register(state, transfer);
+            Input::PostedGetReq
+        } else {
+            Input::PostedPutReq
+        };
+        // Whether no invalidate will tell of its messages.
+        let told = transfer.window.is_none() || state.terms.keys_killed;
+        self.message(state, transfer, told, true, posted);
+    }
+
+    /// Returns credits, or shows that we live.
+    fn noop(&mut self, state: &mut Connection<'a>) {
+        let Some(mut buffer) = self.messages.take() else {
+            return;
+        };
+        let paid = state.credits.pay();
+        let message = Message {
+            envelope: state.terms.envelope(paid),
+            body: Body::Noop,
+        };
+        let length = message.encode(buffer.bytes()).unwrap_or(0);
+        let posted = buffer.post();
+        let id = pack(Kind::Noop, self.connection);
+        let wr = SendWr::Send {
+            message: posted.sge(length),
+            invalidate: None,
+        };
+        self.nic.queue(state.qp, id, true, wr);
+        // `wants_noop` saw that there is room.
+        let _ = state.noops.push_back(posted);
+        let link = Link {
+            what: What::Noop { paid },
+            handle: self.connection,
+            phase: Phase::Sent,
+        };
+        self.note(state, link, id);
+    }
+}
+
+/// The most that [`step_of`] says of any transfer.
+const MOST_OF_A_STEP: usize = 3;
 
 /// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
 /// A source that is registered has both.
