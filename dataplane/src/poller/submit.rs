@@ -16,6 +16,9 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// no slot stays at the head; what needs none goes on until one comes.
     pub(super) fn submit(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
+        if self.pending.is_none() && self.ends.submissions.is_empty() {
+            return 0;
+        }
         // An entry needs two: one to say that it is attached, one for its end.
         while self.ends.events.free() > self.events_due.saturating_add(1) {
             let next = if self.pending.is_none() {
