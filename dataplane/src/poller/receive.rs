@@ -59,6 +59,7 @@ pub(super) const EPROTONOSUPPORT: i32 = -93;
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// A receive has received.
+    #[inline(never)]
     pub(super) fn received(
         &mut self,
         id: WrId,
@@ -193,6 +194,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         u32::try_from(waiting.saturating_sub(left)).unwrap_or(u32::MAX)
     }
 
+    #[inline(never)]
     fn take_again(&mut self, connection: Handle, handle: Handle, now: Instant) {
         let Some(receive) = self.receives.get_mut(handle) else {
             return;
@@ -214,6 +216,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
+    #[inline(always)]
     fn take(
         &mut self,
         connection: Handle,
@@ -359,6 +362,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// What a message means, and what becomes of its receive.
+    #[inline(always)]
     fn judge(
         &mut self,
         connection: Handle,
