@@ -404,6 +404,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// A GET whose data we write.
+    #[inline(always)]
     pub(super) fn get_req_arrived(
         &mut self,
         connection: Handle,

@@ -134,6 +134,7 @@ impl<'m> Descriptor<'m> {
     }
 
     /// Reads one of `body`, which starts `offset` bytes into the message and ends with it.
+    #[inline(always)]
     pub(super) fn decode<O: zerocopy::ByteOrder + 'static>(
         body: &'m [u8],
         offset: u16,

@@ -339,7 +339,7 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
+    #[inline(always)]
     pub fn put_ack(&self) -> Result<(u64, u64, Descriptor<'m>), WireError> {
         let (source_cookie, rest) = cookie(self.rest())?;
         let (sink_cookie, rest) = cookie(rest)?;
@@ -351,7 +351,7 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
+    #[inline(always)]
     pub fn get_req(&self) -> Result<(lnet::View<'m>, u64, Descriptor<'m>), WireError> {
         let (header, rest) = lnet(self.rest())?;
         let (cookie, rest) = cookie(rest)?;
@@ -378,7 +378,7 @@ impl<'m> Opened<'m> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn descriptor(&self, rest: &'m [u8], offset: u16) -> Result<Descriptor<'m>, WireError> {
         match self.encoding.order {
             ByteOrder::Little => {
