@@ -366,13 +366,17 @@ pub(super) fn memory_of<'t, 'a>(
 
 /// Address of the first byte in the key's address space. The address that goes to the peer is exactly
 /// the registered one (LU-9500).
+#[inline]
 pub(super) fn base_of(list: &PageList<'_>, offset: u64, length: u32, zero_based: bool) -> u64 {
     if zero_based {
         return 0;
     }
-    list.slice(offset, length)
-        .next()
-        .map_or(0, |piece| piece.address)
+    let first = if offset == 0 && length != 0 {
+        list.pieces().first().copied()
+    } else {
+        list.slice(offset, length).next()
+    };
+    first.map_or(0, |piece| piece.address)
 }
 
 fn transfer_fragment(sink: &Sink<'_>, cursor: Cursor) -> Option<Fragment> {
