@@ -206,7 +206,14 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Moves a transfer on and does what its next step says.
+    #[inline(never)]
     pub(super) fn apply(&mut self, handle: Handle, input: Input) -> Step {
+        self.advance(handle, input)
+    }
+
+    /// [`apply`](Self::apply), where it is worth to be inlined.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, handle: Handle, input: Input) -> Step {
         let Some(state) = self.transfers.get_mut(handle) else {
             return Step::Ignore;
         };
@@ -224,6 +231,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         then
     }
 
+    #[inline(always)]
     fn act(&mut self, connection: Handle, handle: Handle, idle: bool, then: Step) {
         match then {
             Step::Wait | Step::Ignore => {}
@@ -270,7 +278,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if !transfer.queued && state.state != State::Closing {
             transfer.queued = true;
             self.transfers.push_back(queue, handle);
-            self.list(connection);
+            if !state.listed {
+                self.list(connection);
+            }
         }
     }
 }

@@ -400,7 +400,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             Kind::Noop => Ok(REPOST),
             Kind::ConnReq | Kind::ConnAck => Err(Reason::UnexpectedType),
             Kind::Immediate => {
-                let (header, payload) = message.immediate().map_err(Reason::Malformed)?;
+                let (header, payload) = match message.immediate() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 if !self.is_for_us(header)? {
                     return Ok(REPOST_OWE);
                 }
@@ -417,7 +420,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Kind::PutReq => {
-                let (header, cookie) = message.put_req().map_err(Reason::Malformed)?;
+                let (header, cookie) = match message.put_req() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 match header.body() {
                     lnet::Body::Put { .. } => {
                         self.put_req_arrived(connection, header, cookie, again, now)
@@ -429,28 +435,31 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Kind::GetReq => {
-                let (header, cookie, sink) = message.get_req().map_err(Reason::Malformed)?;
+                let (header, cookie, sink) = match message.get_req() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 self.get_req_arrived(connection, header, cookie, &sink, again, now)
             }
             Kind::PutAck => {
-                let (source_cookie, sink_cookie, sink) =
-                    message.put_ack().map_err(Reason::Malformed)?;
+                let (source_cookie, sink_cookie, sink) = match message.put_ack() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 self.put_ack_arrived(connection, source_cookie, sink_cookie, &sink)
             }
             Kind::PutNak => {
                 let done = message.done().map_err(Reason::Malformed)?;
                 self.put_nak_arrived(connection, done)
             }
-            Kind::PutDone => {
+            Kind::PutDone | Kind::GetDone => {
                 let done = message.done().map_err(Reason::Malformed)?;
-                self.done_arrived(connection, done, Input::PutDone, invalidated)?;
-                Ok(REPOST_OWE)
-            }
-            Kind::GetDone => {
-                let done = message.done().map_err(Reason::Malformed)?;
-                self.done_arrived(connection, done, Input::GetDone, invalidated)?;
-                self.unreserve(connection);
-                Ok(REPOST)
+                let input = if kind == Kind::GetDone {
+                    Input::GetDone
+                } else {
+                    Input::PutDone
+                };
+                self.done_arrived(connection, done, input, invalidated)
             }
         }
     }

@@ -320,10 +320,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
         }
         if let Some(Link {
-                what: What::Request { told: false, .. },
-                handle,
-                ..
-            }) = self.chain.last()
+            what: What::Request { told: false, .. },
+            handle,
+            ..
+        }) = self.chain.last()
             && let Some(state) = self.connections.get_mut(connection)
         {
             state.untold = Some(*handle);

@@ -92,6 +92,22 @@ impl<'m> Descriptor<'m> {
         }
     }
 
+    /// The fragment, where there is but one, as every fast-registering peer sends.
+    #[inline(always)]
+    #[must_use]
+    pub fn only(&self) -> Option<Fragment> {
+        match self.list {
+            List::Received {
+                fragments: [bytes],
+                order,
+                ..
+            } => Some(fragment(*bytes, order)),
+            List::Own([fragment]) => Some(*fragment),
+            List::Pieces([piece]) => Some(of_piece(*piece)),
+            _ => None,
+        }
+    }
+
     /// The fragments in order.
     #[must_use]
     pub const fn iter(&self) -> Fragments<'m> {
@@ -324,6 +340,7 @@ fn put_all<O: zerocopy::ByteOrder>(
     Ok(rest)
 }
 
+#[inline]
 fn fragment(bytes: [u8; 12], order: ByteOrder) -> Fragment {
     match order {
         ByteOrder::Little => {
