@@ -320,12 +320,10 @@ impl<N: Nic> Poller<'_, N> {
             }
             return Ok(then);
         };
-        let Some(cover) = self.take_cover(connection, mechanism, length, true) else {
+        if !self.cover_own(handle, mechanism, length) {
             return Ok(Then::HoldReply);
-        };
+        }
         if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = cover.window;
-            transfer.stage = cover.stage;
             transfer.cookie = cookie;
             transfer.length = length;
         }

@@ -209,6 +209,7 @@ impl<'a> Windows<'a> {
         !self.free.is_empty() && (used < share || share == 0)
     }
 
+    #[inline]
     pub(super) fn take(&mut self, own: bool) -> Option<Descriptor> {
         if !self.has(own) {
             return None;

@@ -355,13 +355,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.counters.unmappable.add(u64::from(!again));
                 return self.refuse(connection, Role::Nak(EPROTONOSUPPORT), cookie, again, now);
             };
-            let cover = self.take_cover(connection, mechanism, found.length, false);
-            let Some(cover) = cover else {
+            if !self.cover(&mut transfer, mechanism, found.length) {
                 return Ok(Then::Hold);
-            };
+            }
             transfer.mechanism = Some(mechanism);
-            transfer.window = cover.window;
-            transfer.stage = cover.stage;
         }
         transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
         if let Some(attached) = self.entries.get_mut(found.entry) {
