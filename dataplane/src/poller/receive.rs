@@ -229,7 +229,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let bytes = buffer.peek().get(..length as usize).unwrap_or_default();
         let verdict = self.judge(connection, bytes, circumstances);
         match verdict {
-            Ok(Then::Repost { owe }) => self.repost(connection, handle, buffer, owe),
+            Ok(Then::Repost { owe }) => self.post_again(connection, handle, buffer, owe),
             Ok(then @ (Then::Hold | Then::HoldReply)) => {
                 if !again {
                     self.counters.holds.add(1);
@@ -314,6 +314,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Posts a receive again. The credit it is worth is owed only once it is posted.
+    #[inline(never)]
     pub(super) fn repost(
         &mut self,
         connection: Handle,
@@ -321,6 +322,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         buffer: Buffer<'a>,
         owe: bool,
     ) {
+        self.post_again(connection, handle, buffer, owe);
+    }
+
+    /// [`repost`](Self::repost), where it is worth to be inlined.
+    #[inline(always)]
+    fn post_again(&mut self, connection: Handle, handle: Handle, buffer: Buffer<'a>, owe: bool) {
         let alive = self
             .connections
             .get_mut(connection)
