@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::accounts;
 use super::calls;
 use super::guest::Script;
 use crate::command::run;
@@ -88,7 +89,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -97,11 +98,11 @@ pub(crate) const CASES: &[Case] = &[
             guests: 1,
             limit: Duration::from_secs(600),
         },
-        says: "a killed process is gone within 5 s, its peer names what happened, and a target serves the next one",
+        says: "a killed process is gone within 5 s, each transfer of its peer ends once, and a target serves the next one",
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -114,7 +115,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -149,12 +150,12 @@ pub(crate) const CASES: &[Case] = &[
             guests: 2,
             limit: Duration::from_secs(600),
         },
-        says: "a cable that is cut for 5 s or for longer, or a peer that restarts, costs at most transfers, which end with an \
-               error that has a name; data flows again between the same processes, and no key is left over",
+        says: "a cable that is cut for 5 s or for longer, or a peer that restarts, costs at most transfers; each \
+               ends once, with its data or an error that has a name, data flows again between the same processes, and no key is left over",
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -180,7 +181,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -249,6 +250,17 @@ fn output(_: &Workspace, folder: &Path) -> Result<String> {
         .rfind(|line| line.contains("REMARK: "))
         .and_then(|line| line.split_once("REMARK: "))
         .map_or_else(String::new, |(_, remark)| remark.to_owned()))
+}
+
+/// As [`output`]; and the reports of both sides say that each transfer has ended once.
+fn accounted(workspace: &Workspace, folder: &Path) -> Result<String> {
+    let remark = output(workspace, folder)?;
+    let accounts = accounts::judge(folder)?;
+    Ok(if remark.is_empty() {
+        accounts
+    } else {
+        format!("{remark}; {accounts}")
+    })
 }
 
 fn conformance(_: &Workspace, folder: &Path) -> Result<String> {
