@@ -76,7 +76,8 @@
 //! | room | what lives there |
 //! |---|---|
 //! | `error` | what can go wrong outside of a transfer |
-//! | `application` | [`Application`], its [`Port`], what it is told |
+//! | `application` | [`Application`], what it is told |
+//! | `port` | [`Port`]: submissions to the cores of a node, and their events |
 //! | `plan` | a node file in numbers: how many of everything, and what the device holds of it |
 //! | `budget`, `devices` | what that takes beside ko2iblnd; what becomes of a buffer on each device |
 //! | `node` | arena, lent storage, rings, exports of one node; [`Node`] |
@@ -87,7 +88,7 @@
 //! | `control` | [`Control`]: the engine on the software device; `verbs::Control` on RDMA devices |
 //! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
-//! | `copy`, `workload`, `job` | what the program's nodes do |
+//! | `copy`, `workload`, `job`, `ledger` | what the program's nodes do, and that each transfer of it ends once |
 //! | `run`, `report`, `progress` | a whole run, what it found, what is seen meanwhile |
 //!
 //! # Memory
@@ -109,6 +110,7 @@ mod fabric;
 mod finished;
 mod job;
 mod keeper;
+mod ledger;
 mod links;
 mod maps;
 mod measure;
@@ -116,6 +118,7 @@ mod node;
 mod pattern;
 mod plan;
 mod polling;
+mod port;
 mod progress;
 mod report;
 mod run;
@@ -124,7 +127,7 @@ mod start;
 pub mod verbs;
 mod workload;
 
-pub use application::{Application, Nobody, Notice, Port, Turn};
+pub use application::{Application, Nobody, Notice, Turn};
 pub use budget::{Amounts, Budget, Pair};
 pub use control::{Control, Options};
 pub use copy::{Copy, Hash};
@@ -132,13 +135,15 @@ pub use devices::{Asked, BufferLine, DeviceLine, Devices};
 pub use error::NodeError;
 pub use finished::{Finished, FinishedCore, FinishedNode, FinishedThread};
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
+pub use ledger::Ledger;
 pub use measure::{CoreCounters, Cost, Histogram, Span};
 pub use node::{Device, Link, Node, Wires};
 pub use o2poll_soft::Faults;
+pub use port::Port;
 pub use progress::Bars;
 pub use report::{
-    CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene, SpanLine,
-    ThreadLine, Verdict, VerificationLine,
+    AccountLine, CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene,
+    SpanLine, ThreadLine, Verdict, VerificationLine,
 };
 pub use run::{Watcher, outline, run};
 pub use workload::Workload;

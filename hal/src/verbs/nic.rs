@@ -16,6 +16,7 @@ use super::DeviceError;
 use super::chain::{Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
+use super::fence::Fences;
 use super::objects::{CompletionQueue, Domain, Memory, Window};
 use super::probe::Findings;
 use super::queue_pair::QueuePair;
@@ -56,6 +57,9 @@ pub struct Counts {
     pub cut: u64,
     /// Completions of queue pairs that are gone.
     pub strangers: u64,
+    /// Completions of requests that were not outstanding: a `wr_id` twice, or one that was never posted. Each puts its
+    /// queue pair in error.
+    pub breaches: u64,
 }
 
 /// A device of libibverbs, as one polling core sees it.
@@ -72,6 +76,7 @@ pub struct Verbs {
     invalidated: u32,
     limits: Limits,
     pub(super) counts: Counts,
+    pub(super) fences: Fences,
 }
 
 impl Verbs {
@@ -121,6 +126,11 @@ impl Verbs {
             invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
+            fences: if quirks.contains(Quirks::BIND_IS_REPLAYED) {
+                Fences::new(pairs, limits.send_wr as usize)
+            } else {
+                Fences::new(0, 0)
+            },
         }
     }
 
@@ -157,6 +167,10 @@ impl Verbs {
             return;
         };
         let next = token.position.wrapping_add(1);
+        if !slot.is_outstanding(token) {
+            self.breach(token);
+            return;
+        }
         if token.receive {
             let Some(&id) = slot.receives.get(slot.receive_index(token.position)) else {
                 return;
@@ -197,6 +211,18 @@ impl Verbs {
             self.surprised(token, id, out);
         } else {
             let _ = out.push(Completion::Done { id });
+        }
+    }
+
+    /// The provider completes what is not outstanding. Nobody's request ends by it, and its account of this queue pair is
+    /// worth nothing from here on.
+    #[cold]
+    fn breach(&mut self, token: Token) {
+        self.counts.breaches = self.counts.breaches.wrapping_add(1);
+        self.cq.raw.context.breached();
+        let slot = self.slots.get(usize::from(token.slot));
+        if slot.is_some_and(|slot| !slot.failed) {
+            self.fail(Qp(token.slot.into()));
         }
     }
 
@@ -254,7 +280,7 @@ impl Nic for Verbs {
     }
 
     /// It must report to this core's completion queue.
-    fn adopt(&mut self, qp: QueuePair) -> Result<Qp, QueuePair> {
+    fn adopt(&mut self, mut qp: QueuePair) -> Result<Qp, QueuePair> {
         let fits = qp.send_depth <= self.limits.send_wr
             && qp.recv_depth <= self.limits.recv_wr
             && qp.max_sge <= self.limits.max_sge
@@ -266,6 +292,7 @@ impl Nic for Verbs {
         let (Some(slot), Ok(place)) = (self.slots.get_mut(at), u16::try_from(at)) else {
             return Err(qp);
         };
+        slot.fenced = self.fences.adopt(at, &mut qp);
         slot.adopt(place, qp);
         Ok(Qp(place.into()))
     }

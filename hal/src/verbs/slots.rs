@@ -28,6 +28,8 @@ pub(super) struct Slot {
     pub(super) failed: bool,
     /// A request came while the chain of another queue pair was open: its next doorbell tells.
     pub(super) stray: bool,
+    /// Its chains go to the device with fences in them ([`fence`](super::fence)).
+    pub(super) fenced: bool,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     /// Next position of the send queue.
@@ -78,6 +80,7 @@ impl Slot {
             generation: 0,
             failed: false,
             stray: false,
+            fenced: false,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,
@@ -125,6 +128,18 @@ impl Slot {
     #[inline]
     pub(super) const fn receive_token(&self, position: u32) -> u64 {
         self.owner | Token::RECEIVE | position as u64
+    }
+
+    /// Whether a request of this queue pair has been posted and is not known to be done. Completions of a queue come in
+    /// order, so that one behind which another was seen is done.
+    #[inline]
+    pub(super) const fn is_outstanding(&self, token: Token) -> bool {
+        let (freed, tail) = if token.receive {
+            (self.recv_freed, self.recv_tail)
+        } else {
+            (self.freed, self.tail)
+        };
+        token.position.wrapping_sub(freed) < tail.wrapping_sub(freed)
     }
 
     /// Send work requests that it has room for.
