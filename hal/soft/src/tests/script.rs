@@ -267,3 +267,42 @@ fn a_flushed_registration_gives_its_place_back() {
     end.step();
     assert_eq!(end.take(), [done(3), done(5)]);
 }
+
+/// Whichever was set first, and also where one is set while the device looks at the others'.
+#[test]
+fn timers_of_all_queue_pairs_run_out_in_their_time() {
+    const TIMEOUT: u32 = 40;
+    const BEGINS: [u32; 6] = [0, 7, 41, 44, 300, 1000];
+    let mut hoard = Hoard::default();
+    let mut profile = Profile::frwr();
+    profile.ack_timeout = TIMEOUT;
+    let pair = |number| QueuePair::new(number, 0, number + 100, 8, 8);
+    let mut end = End::new(&mut hoard, profile, LIMITS, Script::default(), pair(1));
+    let others: Vec<_> = (2..=6)
+        .map(|number| end.soft.adopt(pair(number)).unwrap())
+        .collect();
+    let all: Vec<_> = core::iter::once(end.qp).chain(others).collect();
+    let mut ends = [None; BEGINS.len()];
+    for poll in 0..2000 {
+        for ((qp, begin), id) in all.iter().zip(BEGINS).zip(0..) {
+            if begin == poll {
+                end.qp = *qp;
+                send(&mut end, id);
+            }
+        }
+        end.step();
+        for (id, over) in (0..).zip(&mut ends) {
+            let gone = failed(id, Status::RetryExceeded);
+            if end.seen.contains(&gone) && over.is_none() {
+                *over = Some(poll);
+            }
+        }
+    }
+    // The first try and seven more, and for each a round over all queue pairs, or two.
+    let least = 8 * TIMEOUT;
+    let most = 8 * (TIMEOUT + 2 * 6);
+    for (begin, over) in BEGINS.iter().zip(ends) {
+        let took = over.unwrap() - begin;
+        assert!((least..=most).contains(&took), "{took} polls");
+    }
+}
