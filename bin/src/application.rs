@@ -1,12 +1,12 @@
 //! What runs on a node's polling thread beside its poller, and the way in and out of it.
 
-use o2poll_dataplane::endpoint::{Event, Submission};
 use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::peer::Terms;
 use o2poll_dataplane::pool::Handle;
-use o2poll_dataplane::ring::{Consumer, Producer};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
+
+use crate::port::Port;
 
 /// An application that is stepped on its node's polling thread, between two polls; on a node of several cores on the
 /// first one's. It reaches the other cores through its [`Port`].
@@ -84,69 +84,4 @@ pub enum Notice {
     },
     /// Come to an end soon: begin nothing new.
     Finish,
-}
-
-/// The application's end of its node's pollers: submissions in, events out.
-#[derive(Debug)]
-pub struct Port {
-    /// One for each core of the node.
-    cores: Vec<CorePort>,
-    /// The core whose events are taken first.
-    next: usize,
-}
-
-/// The rings of one core.
-#[derive(Debug)]
-pub(crate) struct CorePort {
-    pub(crate) submissions: Producer<'static, Submission<'static>>,
-    pub(crate) events: Consumer<'static, Event<'static>>,
-}
-
-impl Port {
-    pub(crate) const fn new(cores: Vec<CorePort>) -> Self {
-        Self { cores, next: 0 }
-    }
-
-    /// Submits to the node's first core.
-    ///
-    /// # Errors
-    /// As [`submit_to`](Self::submit_to).
-    pub fn submit(&mut self, submission: Submission<'static>) -> Result<(), Submission<'static>> {
-        self.submit_to(0, submission)
-    }
-
-    /// Submits to one of the node's cores: a transfer to the one that has its connection.
-    ///
-    /// # Errors
-    /// The submission, when the ring is full: try again after the next poll. Also for a core that is none of the
-    /// node's.
-    pub fn submit_to(
-        &mut self,
-        core: usize,
-        submission: Submission<'static>,
-    ) -> Result<(), Submission<'static>> {
-        match self.cores.get_mut(core) {
-            Some(core) => core.submissions.push(submission),
-            None => Err(submission),
-        }
-    }
-
-    /// The oldest event of some core that has not been taken, of each core in turn.
-    pub fn event(&mut self) -> Option<Event<'static>> {
-        for _ in 0..self.cores.len() {
-            let event = self.cores.get_mut(self.next)?.events.pop();
-            let next = self.next.wrapping_add(1);
-            self.next = if next < self.cores.len() { next } else { 0 };
-            if event.is_some() {
-                return event;
-            }
-        }
-        None
-    }
-
-    /// How many cores the node has.
-    #[must_use]
-    pub const fn cores(&self) -> usize {
-        self.cores.len()
-    }
 }

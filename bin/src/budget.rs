@@ -224,7 +224,7 @@ fn ours(shape: &Shape, profile: &Profile) -> Result<Amounts, NodeError> {
     };
     let device = limits
         .sizes(profile)
-        .ok_or_else(|| Plan::small_device(profile))?;
+        .ok_or_else(|| Plan::small_device(shape, profile))?;
     let (send_wr, receives) = (
         sizes.connections.saturating_mul(sizes.send_wr as usize),
         sizes.receives,

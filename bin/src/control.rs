@@ -324,20 +324,7 @@ impl Fabric for SoftFabric {
     }
 
     fn outcome(&self, _: usize, dial: usize) -> Outcome {
-        match self.manager.outcome(dial) {
-            Some(Dial::Up {
-                core,
-                connection,
-                terms,
-            }) => Outcome::Up(Link {
-                core: *core,
-                connection: *connection,
-                queue_depth: terms.queue_depth,
-            }),
-            Some(Dial::Failed(why)) => Outcome::Failed(why.clone()),
-            Some(Dial::Trying | Dial::Pausing(_)) => Outcome::Trying,
-            None => Outcome::Failed(String::from("no such attempt")),
-        }
+        Outcome::of(self.manager.outcome(dial).map(Dial::link))
     }
 
     fn forget(&mut self, _: usize, dial: usize) {

@@ -10,10 +10,11 @@ use o2poll_dataplane::time::Instant;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest, Sha256};
 
-use crate::application::{Port, Turn};
+use crate::application::Turn;
 use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::{CoreCounters, Span};
+use crate::port::Port;
 
 /// A SHA-256.
 pub type Hash = [u8; 32];

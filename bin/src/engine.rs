@@ -141,6 +141,26 @@ pub(crate) enum Outcome {
     Failed(String),
 }
 
+/// The core of a connection, its name there, and its terms.
+type Connected<'t> = (usize, Handle, &'t Terms);
+
+impl Outcome {
+    /// That of an attempt, as the connection manager has it: the core, its name for the connection, and the terms, once it
+    /// is connected.
+    pub(crate) fn of<F: ToString>(attempt: Option<Result<Option<Connected<'_>>, F>>) -> Self {
+        match attempt {
+            Some(Ok(Some((core, connection, terms)))) => Self::Up(Link {
+                core,
+                connection,
+                queue_depth: terms.queue_depth,
+            }),
+            Some(Ok(None)) => Self::Trying,
+            Some(Err(failure)) => Self::Failed(failure.to_string()),
+            None => Self::Failed(String::from("no such attempt")),
+        }
+    }
+}
+
 /// Who wanted the end of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {

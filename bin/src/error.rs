@@ -32,18 +32,20 @@ pub enum NodeError {
     Capture(io::Error),
     /// Not even a queue depth of 1 fits.
     #[error(
-        "the device cannot hold one transfer of each connection: max_send_wr = {send_wr}, max_recv_wr = {recv_wr}, max_cqe = {cqe}, max_qp = \
-         {qp}; raise them in [device]"
+        "the device cannot hold one transfer of each connection: {0}; raise that in [device], or make fewer connections"
     )]
-    SmallDevice {
-        /// Most send work requests of a queue pair.
-        send_wr: u32,
-        /// Most receives of a queue pair.
-        recv_wr: u32,
-        /// Most completions.
-        cqe: u32,
-        /// Most queue pairs.
-        qp: u32,
+    SmallDevice(String),
+    /// Keys of the device are too short for a whole transfer.
+    #[error("{0}")]
+    ShortKeys(String),
+    /// Windows for one direction only.
+    #[error(
+        "the device has {most} memory window, and each direction needs one: the GETs of two nodes could hold the only one of \
+         each while their PUTs wait for it; use another device, or a function of it that has more (max_mw)"
+    )]
+    FewWindows {
+        /// How many.
+        most: usize,
     },
     /// Two nodes work on one export.
     #[error(

@@ -12,11 +12,12 @@ use o2poll_dataplane::wire::Nid;
 use o2poll_dataplane::wire::ping::{self, PingError, PingInfo};
 
 use crate::NodeError;
-use crate::application::{Application, Notice, Port, Turn};
+use crate::application::{Application, Notice, Turn};
 use crate::copy::{Copy, Hash, Part};
 use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::CoreCounters;
+use crate::port::Port;
 use crate::workload::Workload;
 
 /// The jobs of one node, one after the other.

@@ -76,7 +76,8 @@
 //! | room | what lives there |
 //! |---|---|
 //! | `error` | what can go wrong outside of a transfer |
-//! | `application` | [`Application`], its [`Port`], what it is told |
+//! | `application` | [`Application`], what it is told |
+//! | `port` | [`Port`]: submissions to the cores of a node, and their events |
 //! | `plan` | a node file in numbers: how many of everything, and what the device holds of it |
 //! | `budget`, `devices` | what that takes beside ko2iblnd; what becomes of a buffer on each device |
 //! | `node` | arena, lent storage, rings, exports of one node; [`Node`] |
@@ -117,6 +118,7 @@ mod node;
 mod pattern;
 mod plan;
 mod polling;
+mod port;
 mod progress;
 mod report;
 mod run;
@@ -125,7 +127,7 @@ mod start;
 pub mod verbs;
 mod workload;
 
-pub use application::{Application, Nobody, Notice, Port, Turn};
+pub use application::{Application, Nobody, Notice, Turn};
 pub use budget::{Amounts, Budget, Pair};
 pub use control::{Control, Options};
 pub use copy::{Copy, Hash};
@@ -137,6 +139,7 @@ pub use ledger::Ledger;
 pub use measure::{CoreCounters, Cost, Histogram, Span};
 pub use node::{Device, Link, Node, Wires};
 pub use o2poll_soft::Faults;
+pub use port::Port;
 pub use progress::Bars;
 pub use report::{
     AccountLine, CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene,

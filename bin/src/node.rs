@@ -24,10 +24,11 @@ use o2poll_hal::copy::best_copy;
 use o2poll_soft::{self as soft, Faults, Gauges, Ports, Profile, Recorder, Soft, Tap};
 
 use crate::NodeError;
-use crate::application::{Application, Notice, Port, Turn};
+use crate::application::{Application, Notice, Turn};
 use crate::capture::Ticker;
 use crate::measure::CoreCounters;
 use crate::plan::Needs;
+use crate::port::Port;
 
 /// The device of a node.
 pub type Device = Soft<'static, Wires>;
@@ -66,10 +67,11 @@ impl Node {
         page_list(taken)
     }
 
-    /// Submits to its first core.
+    /// Submits to the node: memory is attached on every core before [`Event::Attached`] comes, and detached on every
+    /// core before [`Event::Detached`] does; see [`Port::submit`]. Everything else goes to the first core.
     ///
     /// # Errors
-    /// The submission, when the ring is full.
+    /// The submission, when a ring is full.
     pub fn submit(&mut self, submission: Submission<'static>) -> Result<(), Submission<'static>> {
         self.port.submit(submission)
     }

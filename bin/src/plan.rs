@@ -3,11 +3,11 @@
 use o2poll_config as config;
 use o2poll_config::{Config, Content, Device, Machine, Placement, SoftProfile};
 use o2poll_dataplane::memory::MESSAGE_BYTES;
-use o2poll_dataplane::nic::Mechanisms;
+use o2poll_dataplane::nic::{Capabilities, Mechanisms};
 use o2poll_dataplane::peer::Extensions;
 use o2poll_dataplane::poller::{Shape, Sizes};
-use o2poll_dataplane::registration::STAGE_BYTES;
-use o2poll_dataplane::wire::Nid;
+use o2poll_dataplane::registration::{Choices, Outline, STAGE_BYTES, Settings, Stock};
+use o2poll_dataplane::wire::{IMMEDIATE_PAYLOAD, Nid};
 use o2poll_soft::{self as soft, Profile};
 
 use crate::NodeError;
@@ -27,6 +27,8 @@ pub(crate) struct Plan {
     pub(crate) exposure: Option<String>,
     /// What was made smaller than asked for, as sentences.
     pub(crate) notes: Vec<String>,
+    /// Why not every transfer can have a key, as a sentence.
+    pub(crate) short_keys: Option<String>,
 }
 
 impl Plan {
@@ -51,7 +53,13 @@ impl Plan {
             return Err(NodeError::UnknownDevice);
         };
         let most = device.max_windows.unwrap_or(u32::MAX);
-        Self::on(config, machine, profile(config)?, most, connections)
+        let profile = profile(config)?;
+        let mut plan = Self::on(config, machine, profile, most, connections)?;
+        if let Some(short) = plan.short_keys.take() {
+            return Err(NodeError::ShortKeys(short));
+        }
+        plan.try_out(|sizes| sizes.send_wr <= profile.granted_send_wr);
+        Ok(plan)
     }
 
     /// Works it out for a device with the capabilities of this profile, and so many windows.
@@ -84,7 +92,8 @@ impl Plan {
             entries: 0,
         };
         let mut notes = Vec::new();
-        let mut shape = fit(wanted, &profile).ok_or_else(|| Self::small_device(&profile))?;
+        let mut shape =
+            fit(wanted, &profile).ok_or_else(|| Self::small_device(&wanted, &profile))?;
         notes.extend(lowered(wanted, shape, &profile));
         // Every transfer that a connection can carry at once may hold a window: our own, and the peer's.
         let on_queues = Mechanisms::FRAGMENTS | Mechanisms::PAGES | Mechanisms::WINDOW;
@@ -95,6 +104,9 @@ impl Plan {
         };
         let most =
             usize::try_from(most.min(profile.capabilities.max_windows)).unwrap_or(usize::MAX);
+        if windows != 0 && most < LEAST_WINDOWS {
+            return Err(NodeError::FewWindows { most });
+        }
         if windows > most {
             notes.push(format!(
                 "the device has {most} windows where {windows} could be in use at a time: some transfers will wait \
@@ -123,8 +135,34 @@ impl Plan {
             shape,
             keys_are_short: config.memory.exposure == config::Exposure::None && shape.mappings == 0,
             exposure: exposure(config, &shape),
+            short_keys: short_keys(config, &profile, &shape),
             notes,
         })
+    }
+
+    /// Lowers the WRITEs at a time where the device does not grant a queue pair of the full depth with so many, whatever it
+    /// promises; `grants` makes one. What it still does not hold then is a matter of each connection's depth.
+    pub(crate) fn try_out(&mut self, mut grants: impl FnMut(&Sizes) -> bool) {
+        let asked = self.shape;
+        let least = Shape {
+            writes_at_once: 1,
+            register_source_from: 0,
+            ..asked
+        };
+        self.shape = downwards(asked)
+            .find(|shape| grants(&shape.sizes()))
+            .unwrap_or(least);
+        let changes = changes(asked, self.shape);
+        if !changes.is_empty() {
+            self.notes.push(format!(
+                "the device grants no queue pair with the {} send work requests of peer_credits = {} and \
+                 concurrent_writes = {}: {}",
+                asked.send_wr(),
+                asked.queue_depth,
+                asked.writes_at_once,
+                changes.join(", ")
+            ));
+        }
     }
 
     /// What a node offers to nodes of its own kind. Keys of the arena outlive every transfer, so where they are given out
@@ -144,14 +182,15 @@ impl Plan {
         offer
     }
 
-    /// Not even one transfer fits.
-    pub(crate) const fn small_device(profile: &Profile) -> NodeError {
-        NodeError::SmallDevice {
-            send_wr: profile.capabilities.max_send_wr,
-            recv_wr: profile.capabilities.max_recv_wr,
-            cqe: profile.capabilities.max_cqe,
-            qp: profile.max_qp,
-        }
+    /// Not even one transfer of each connection fits: by which limits.
+    pub(crate) fn small_device(wanted: &Shape, profile: &Profile) -> NodeError {
+        let least = Shape {
+            queue_depth: 1,
+            writes_at_once: 1,
+            register_source_from: 0,
+            ..*wanted
+        };
+        NodeError::SmallDevice(too_small(&least, profile))
     }
 
     /// What one node holds.
@@ -182,7 +221,7 @@ impl Plan {
         };
         let device = limits
             .sizes(&self.profile)
-            .ok_or_else(|| Self::small_device(&self.profile))?;
+            .ok_or_else(|| NodeError::SmallDevice(too_small(&shape, &self.profile)))?;
         let exported = node
             .exports
             .iter()
@@ -238,21 +277,28 @@ pub(crate) struct Needs {
 }
 
 /// The largest shape of `wanted`'s kind whose queues the device can hold. Depth is worth more than
-/// WRITEs at a time, and those more than the registration of sources.
+/// WRITEs at a time.
 fn fit(wanted: Shape, profile: &Profile) -> Option<Shape> {
     (1..=wanted.queue_depth).rev().find_map(|queue_depth| {
-        (1..=wanted.writes_at_once)
-            .rev()
-            .flat_map(|writes_at_once| {
-                [wanted.register_source_from, 0].map(|register_source_from| Shape {
-                    queue_depth,
-                    writes_at_once,
-                    register_source_from,
-                    ..wanted
-                })
-            })
-            .find(|shape| exceeded(shape, profile).next().is_none())
+        downwards(Shape {
+            queue_depth,
+            ..wanted
+        })
+        .find(|shape| exceeded(shape, profile).next().is_none())
     })
+}
+
+/// Shapes of the same depth, the largest first. WRITEs at a time are worth more than the registration of sources.
+fn downwards(wanted: Shape) -> impl Iterator<Item = Shape> {
+    (1..=wanted.writes_at_once)
+        .rev()
+        .flat_map(move |writes_at_once| {
+            [wanted.register_source_from, 0].map(|register_source_from| Shape {
+                writes_at_once,
+                register_source_from,
+                ..wanted
+            })
+        })
 }
 
 /// The limits of the device that a shape does not keep: name, value, and what it would need.
@@ -273,8 +319,31 @@ fn exceeded(shape: &Shape, profile: &Profile) -> impl Iterator<Item = (&'static 
     .filter(|(_, limit, need)| need > limit)
 }
 
+/// The limits that a shape does not keep, as a sentence.
+fn too_small(shape: &Shape, profile: &Profile) -> String {
+    let limits: Vec<String> = exceeded(shape, profile)
+        .map(|(name, limit, need)| {
+            format!("{name} of the device is {limit}, and {need} are needed")
+        })
+        .collect();
+    if limits.is_empty() {
+        return String::from("its tables would be larger than 2^22 entries");
+    }
+    limits.join("; ")
+}
+
 /// What was lowered, and by which limit, in a line (LU-7124, LU-10213, LU-12901: ko2iblnd did it without a word).
 fn lowered(wanted: Shape, shape: Shape, profile: &Profile) -> Option<String> {
+    let changes = changes(wanted, shape);
+    if changes.is_empty() {
+        return None;
+    }
+    let limits = too_small(&wanted, profile);
+    Some(format!("{limits}: {}", changes.join(", ")))
+}
+
+/// What differs of what was wanted.
+fn changes(wanted: Shape, shape: Shape) -> Vec<String> {
     let (depth, writes) = (wanted.queue_depth, wanted.writes_at_once);
     let mut changes = Vec::new();
     if shape.queue_depth != depth {
@@ -292,15 +361,65 @@ fn lowered(wanted: Shape, shape: Shape, profile: &Profile) -> Option<String> {
     if shape.register_source_from != wanted.register_source_from {
         changes.push(String::from("sources are not registered"));
     }
-    if changes.is_empty() {
+    changes
+}
+
+/// Why a transfer of 1 MiB, contiguous as it may be, is not covered by a key: what is asked is the data plane's own table.
+fn short_keys(config: &Config, profile: &Profile, shape: &Shape) -> Option<String> {
+    let capabilities = &profile.capabilities;
+    let tunables = &config.tunables;
+    let exposed = config.memory.exposure == config::Exposure::Arena;
+    let settings = Settings {
+        expose_arena: exposed,
+        map_on_demand: tunables.map_on_demand,
+        ..Settings::PRIVATE
+    };
+    let covers = |capabilities: &Capabilities, staging: usize, length: u32| {
+        let stock = Stock {
+            // On a boundary of their length, where that is of use.
+            staging: (staging != 0).then_some(STAGE_SHIFT),
+            mappings: shape.mappings != 0,
+        };
+        let outline = Outline {
+            exposed,
+            ..Outline::contiguous(length, 0, capabilities.page_shift)
+        };
+        let choices = Choices::new(capabilities, settings, tunables.max_frags, stock);
+        choices.choose(&outline).is_ok()
+    };
+    if covers(capabilities, shape.staging, STAGE_BYTES) {
         return None;
     }
-    let limits: Vec<String> = exceeded(&wanted, profile)
-        .map(|(name, limit, need)| {
-            format!("{name} of the device is {limit}, and {need} are needed")
-        })
-        .collect();
-    Some(format!("{}: {}", limits.join("; "), changes.join(", ")))
+    let pages = 1_u32 << STAGE_SHIFT.saturating_sub(capabilities.page_shift);
+    let longest = (1..=pages)
+        .rev()
+        .map(|count| count << capabilities.page_shift)
+        .find(|length| covers(capabilities, shape.staging, *length))
+        .map_or(IMMEDIATE_PAYLOAD, |length| length.max(IMMEDIATE_PAYLOAD));
+    let long_lists = Capabilities {
+        max_pages: pages,
+        ..*capabilities
+    };
+    let mut remedies = Vec::new();
+    let limit = if covers(&long_lists, shape.staging, STAGE_BYTES) {
+        remedies.push(format!("raise max_pages to {pages}"));
+        format!(
+            "max_pages of the device is {}, and 1 MiB is {pages} pages",
+            capabilities.max_pages
+        )
+    } else {
+        String::from("the device can put no key over 1 MiB")
+    };
+    if shape.staging == 0 && covers(capabilities, 1, STAGE_BYTES) {
+        remedies.push(String::from("set staging under [memory] to 1 or more"));
+    }
+    remedies.push(String::from(
+        "write exposure = \"arena\" under [memory], which gives peers the key of all of it",
+    ));
+    Some(format!(
+        "{limit}: a transfer of more than {longest} bytes may be refused, however its memory lies; {}",
+        remedies.join(", or ")
+    ))
 }
 
 /// What outlives a transfer.
@@ -445,7 +564,13 @@ fn one_writer_each(config: &Config) -> Result<(), NodeError> {
 /// The data plane's limit of [`Shape::writes_at_once`].
 const MOST_WRITES: u16 = 16;
 /// Entries that an application may attach itself.
-const SPARE_ENTRIES: usize = 16;
+pub(crate) const SPARE_ENTRIES: usize = 16;
+/// Own sinks and those of peers have half of the windows each: with one, two nodes that ask each other at the very same time
+/// would wait until a timeout.
+const LEAST_WINDOWS: usize = 2;
+/// log2 of the length of a staging buffer.
+const STAGE_SHIFT: u8 = 20;
+const _: () = assert!(1 << STAGE_SHIFT == STAGE_BYTES);
 /// Ranges of an arena begin at a page.
 const PAGE: usize = 4096;
 
@@ -507,6 +632,72 @@ mod tests {
         let plan = plan(&nodes("max_windows = 3", "")).unwrap();
         assert_eq!(plan.shape.windows, 3);
         assert!(plan.notes[0].contains("3 windows"), "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn a_device_that_is_too_small_is_refused_by_the_limit_that_is_too_small() {
+        for (device, said) in [
+            (
+                "max_cqe = 16",
+                "max_cqe of the device is 16, and 26 are needed;",
+            ),
+            ("max_qp = 1", "max_qp of the device is 1, and 2 are needed;"),
+        ] {
+            let error = plan(&nodes(device, "")).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+            let others = ["max_send_wr", "max_recv_wr", "max_cqe", "max_qp"];
+            let named = others.iter().filter(|limit| error.contains(**limit));
+            assert_eq!(named.count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn a_device_whose_keys_are_too_short_for_a_megabyte_is_refused_with_limit_and_remedy() {
+        let with = |device: &str, memory: &str| {
+            let text = format!("[memory]\n{memory}\n{}", nodes(device, ""));
+            plan(&text).map(|_| ()).map_err(|error| error.to_string())
+        };
+        let said = with("profile = \"mthca\", max_pages = 1", "").unwrap_err();
+        assert_eq!(
+            said,
+            "max_pages of the device is 1, and 1 MiB is 256 pages: a transfer of more than 4096 bytes may be refused, \
+             however its memory lies; raise max_pages to 256, or write exposure = \"arena\" under [memory], which gives \
+             peers the key of all of it"
+        );
+        let said = with("profile = \"mthca\", max_pages = 255", "").unwrap_err();
+        assert!(said.contains("more than 1044480 bytes"), "{said}");
+        for (device, memory) in [
+            ("profile = \"mthca\", max_pages = 256", ""),
+            ("profile = \"mthca\", max_pages = 1", "exposure = \"arena\""),
+            // Larger pages do for a staging buffer.
+            ("profile = \"mlx4\", max_pages = 1", ""),
+            ("profile = \"windows\"", "staging = 0"),
+        ] {
+            assert_eq!(with(device, memory), Ok(()), "{device}");
+        }
+        let said = with("profile = \"mlx4\", max_pages = 1", "staging = 0").unwrap_err();
+        assert!(said.contains("set staging under [memory]"), "{said}");
+    }
+
+    #[test]
+    fn a_device_with_a_single_window_is_refused_as_a_node_file_is() {
+        let on = |most: u32| {
+            let machine = machine();
+            let config = Config::parse(&nodes("", ""), Path::new("x.toml"), &machine)
+                .unwrap_or_else(|report| panic!("{report}"));
+            Plan::on(&config, &machine, Profile::windows(), most, 2)
+        };
+        let error = on(1).unwrap_err();
+        assert!(matches!(error, NodeError::FewWindows { most: 1 }));
+        assert!(error.to_string().contains("max_mw"), "{error}");
+        assert_eq!(on(2).unwrap().shape.windows, 2);
+        // Its own limit counts as well.
+        let mut profile = Profile::windows();
+        profile.capabilities.max_windows = 1;
+        let machine = machine();
+        let config = Config::parse(&nodes("", ""), Path::new("x.toml"), &machine)
+            .unwrap_or_else(|report| panic!("{report}"));
+        assert!(Plan::on(&config, &machine, profile, u32::MAX, 2).is_err());
     }
 
     #[test]

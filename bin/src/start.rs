@@ -8,19 +8,19 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 
 use o2poll_config::{self as config, Config};
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::endpoint::{Event, Submission};
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::Clock;
 
 use crate::NodeError;
-use crate::application::{Application, CorePort, Port};
+use crate::application::Application;
 use crate::engine::{Core, Engine, Fabric, NicOf, Side};
 use crate::keeper::Pauses;
 use crate::measure::CoreCounters;
 use crate::node::{Blueprint, Common, Role, lend, ring_of};
-use crate::plan::{Needs, Plan, cores_of, nth_of};
+use crate::plan::{Needs, Plan, SPARE_ENTRIES, cores_of, nth_of};
 use crate::polling::{self, Flags};
+use crate::port::Port;
 
 /// Counters for every core of each node of a file.
 pub(crate) fn counters(config: &Config) -> Vec<CoreCounters> {
@@ -81,21 +81,11 @@ impl<A: Application, F: Fabric> Nodes<A, F> {
             node: None,
             reconnected: 0,
         };
-        let (ports, ends): (Vec<_>, Vec<_>) = (0..cores)
-            .map(|_| {
-                let (submissions, submissions_in) = ring_of::<Submission<'static>>(events);
-                let (events_out, events) = ring_of::<Event<'static>>(events);
-                let port = CorePort {
-                    submissions,
-                    events,
-                };
-                (port, (submissions_in, events_out))
-            })
-            .unzip();
+        let (port, ends) = Port::new(cores, events, SPARE_ENTRIES);
         let (others, commons): (Vec<_>, VecDeque<_>) =
             (1..cores).map(|_| channel::<Common<F::Backend>>()).unzip();
         let first = Role::First {
-            port: Port::new(ports),
+            port,
             notices: notices_in,
             application: start.application,
             ranges: start.ranges,

@@ -1,5 +1,8 @@
 //! The keys of a node file: what there may be, of which type, in which range, and its default.
 
+mod device;
+mod tunables;
+
 use core::ops::Range;
 use core::time::Duration;
 use std::io;
@@ -10,8 +13,7 @@ use o2poll_dataplane::wire::nid::O2IB;
 use toml::de::{DeTable, DeValue};
 
 use crate::model::{
-    Cores, Device, Exposure, Extensions, Idle, MAX_IN_FLIGHT, MAX_TRANSFER, Memory, Soft,
-    SoftProfile, Tunables, Wish,
+    Cores, Device, Exposure, Extensions, MAX_IN_FLIGHT, MAX_TRANSFER, Memory, Tunables, Wish,
 };
 use crate::reader::{
     At, Mistakes, Section, Wrong, array, bits, boolean, choice, duration, integer, number, size,
@@ -19,6 +21,9 @@ use crate::reader::{
 };
 use crate::report::Diagnostic;
 use crate::{Machine, Overrides};
+
+use self::device::device;
+use self::tunables::tunables;
 
 /// A node file with every key read and no key compared with another. `None` is a mistake that is written down.
 #[derive(Debug)]
@@ -178,104 +183,6 @@ fn missing(top: &Section<'_>, mistakes: &Mistakes, what: &str, remedy: &str) {
     ));
 }
 
-fn device(
-    mut section: Section<'_>,
-    replacement: Option<SoftProfile>,
-    mistakes: &Mistakes,
-) -> Option<At<Device>> {
-    let soft = section
-        .table("soft", "`soft`", "soft = { profile = \"frwr\" }")
-        .map(|section| soft(section, replacement));
-    if section.has("verbs") {
-        let verbs = section.or("verbs", String::new(), verbs);
-        if let Some(name) = verbs {
-            if section.has("soft") {
-                mistakes.push(Diagnostic::new(
-                    "[device] names two devices",
-                    section.span(),
-                    "",
-                    "leave soft or verbs out",
-                ));
-            }
-            section.finish(|_| None);
-            return Some(At {
-                value: Device::Verbs(name.value),
-                span: name.span,
-                given: name.given,
-            });
-        }
-    } else if !section.has("soft") {
-        mistakes.push(Diagnostic::new(
-            "[device] names no device",
-            section.span(),
-            "",
-            "add soft = { profile = \"frwr\" }",
-        ));
-    }
-    section.finish(|_| None);
-    soft.flatten()
-}
-
-fn verbs(found: &DeValue<'_>) -> Result<String, Wrong> {
-    if !cfg!(feature = "verbs") {
-        return Err(Wrong::new(
-            "is not in this build",
-            "a device of libibverbs",
-            "use soft = { profile = \"frwr\" }, the software device, or build with `cargo build --features verbs`",
-        ));
-    }
-    match found {
-        DeValue::String(name) if !name.is_empty() => Ok(name.to_string()),
-        _ => Err(Wrong::kind("the name of a device", found, "\"rxe0\"")),
-    }
-}
-
-/// Stands where its profile does.
-fn soft(mut section: Section<'_>, replacement: Option<SoftProfile>) -> Option<At<Device>> {
-    let names = SoftProfile::ALL.map(|profile| (profile.name(), profile));
-    let profile = section.or("profile", SoftProfile::Frwr, choice(&names));
-    let mut limit = |key, range| {
-        section
-            .or(key, None, |found| integer(range)(found).map(Some))
-            .map(|at| at.value)
-    };
-    let max_fragments = limit("max_fragments", 1..=257);
-    let max_pages = limit("max_pages", 1..=257);
-    let max_sge = limit("max_sge", 1..=257);
-    let max_send_wr = limit("max_send_wr", 16..=65_536);
-    let max_recv_wr = limit("max_recv_wr", 4..=65_536);
-    let max_cqe = limit("max_cqe", 16..=4_194_304);
-    // One for each direction at least: the GETs of two nodes could hold the only window of each while their PUTs wait for it.
-    let max_windows = limit("max_windows", 2..=1_048_576);
-    let max_qp = limit("max_qp", 1..=1_048_576);
-    let granted_send_wr = limit("granted_send_wr", 16..=65_536);
-    section.finish(|key| match key {
-        "max_qp_wr" => Some("it has two names here: max_send_wr and max_recv_wr"),
-        "windows" => Some("it is named max_windows"),
-        "max_mr" | "max_mw" | "max_regions" | "max_mappings" => {
-            Some("max_windows counts windows, regions and mappings of one core")
-        }
-        _ => None,
-    });
-    let profile = profile?;
-    Some(At {
-        value: Device::Soft(Soft {
-            profile: replacement.unwrap_or(profile.value),
-            max_fragments: max_fragments?,
-            max_pages: max_pages?,
-            max_sge: max_sge?,
-            max_send_wr: max_send_wr?,
-            max_recv_wr: max_recv_wr?,
-            max_cqe: max_cqe?,
-            max_windows: max_windows?,
-            max_qp: max_qp?,
-            granted_send_wr: granted_send_wr?,
-        }),
-        span: profile.span,
-        given: profile.given,
-    })
-}
-
 fn memory(mut section: Section<'_>) -> (Option<Memory>, Option<At<Exposure>>) {
     let wish = [
         ("try", Wish::Try),
@@ -300,126 +207,6 @@ fn memory(mut section: Section<'_>) -> (Option<Memory>, Option<At<Exposure>>) {
         })
     };
     (memory(), exposure)
-}
-
-fn tunables(mut section: Section<'_>, mistakes: &Mistakes) -> Option<Tunables> {
-    let peer_credits = section.or("peer_credits", 8_u8, integer(8..=255));
-    let hiw = section.or("peer_credits_hiw", None, |found| {
-        integer(1_u8..=254)(found).map(Some)
-    });
-    let max_frags = section.or("max_frags", 257, integer(1..=257));
-    let map_on_demand = section.or("map_on_demand", 1, integer(0..=256));
-    let register_sources_from = section.or("register_sources_from", 0, integer(0..=257));
-    let fmr_pool_size = section.or("fmr_pool_size", 512_u32, integer(0..=65_536));
-    let fmr_flush_trigger = section.or("fmr_flush_trigger", None, |found| {
-        integer(1_u32..=65_536)(found).map(Some)
-    });
-    let fmr_cache = section.or("fmr_cache", true, boolean);
-    let span = Duration::from_millis(1)..=Duration::from_secs(86_400);
-    let timeout = section.or("timeout", Duration::from_secs(50), duration(span.clone()));
-    let abandon_limit = section.or(
-        "abandon_limit",
-        Duration::from_secs(50),
-        duration(span.clone()),
-    );
-    let keepalive = section.or("keepalive", Duration::from_secs(100), duration(span));
-    let conns_per_peer = section.or("conns_per_peer", 1, integer(1..=MOST_CONNS));
-    let reconnects = section.or("reconnects", 20, integer(0..=10_000));
-    let pause = Duration::from_millis(1)..=Duration::from_secs(3600);
-    let min_reconnect = section.or(
-        "min_reconnect",
-        Duration::from_millis(100),
-        duration(pause.clone()),
-    );
-    let max_reconnect = section.or("max_reconnect", Duration::from_secs(1), duration(pause));
-    let concurrent_writes = section.or("concurrent_writes", 4, integer(1..=64));
-    let idle = section.or(
-        "idle",
-        Idle::Auto,
-        choice(&[
-            ("auto", Idle::Auto),
-            ("spin", Idle::Spin),
-            ("yield", Idle::Yield),
-        ]),
-    );
-    section.finish(ko2iblnd_only);
-
-    if let (Some(least), Some(most)) = (&min_reconnect, &max_reconnect)
-        && least.value > most.value
-    {
-        let at = if least.given { least } else { most };
-        mistakes.push(Diagnostic::new(
-            "`min_reconnect` is longer than `max_reconnect`",
-            at.span.clone(),
-            format!("{:?}, and {:?} at most", least.value, most.value),
-            "pauses grow from the first to the second: make the first one shorter",
-        ));
-    }
-
-    // ko2iblnd clamps the mark without a word (LU-12569, LU-15828).
-    let credits = peer_credits.as_ref().map(|at| at.value);
-    let hiw = match (hiw?, credits) {
-        (At { value: None, .. }, credits) => credits.map(|credits| credits / 2),
-        (
-            At {
-                value: Some(hiw),
-                span,
-                ..
-            },
-            Some(credits),
-        ) => {
-            let (least, most) = (credits / 2, credits.saturating_sub(1));
-            if !(least..=most).contains(&hiw) {
-                mistakes.push(Diagnostic::new(
-                    "`peer_credits_hiw` is out of range",
-                    span,
-                    format!("{least} to {most} with peer_credits = {credits}"),
-                    format!("leave it out for {least}, half of peer_credits"),
-                ));
-            }
-            Some(hiw)
-        }
-        (
-            At {
-                value: Some(hiw), ..
-            },
-            None,
-        ) => Some(hiw),
-    };
-    let (pool, trigger) = (fmr_pool_size?.value, fmr_flush_trigger?);
-    if let Some(given) = trigger.value
-        && pool != 0
-        && given > pool
-    {
-        mistakes.push(Diagnostic::new(
-            "`fmr_flush_trigger` is out of range",
-            trigger.span,
-            format!("1 to {pool} with fmr_pool_size = {pool}"),
-            format!(
-                "leave it out for {}, three quarters of fmr_pool_size",
-                three_quarters(pool)
-            ),
-        ));
-    }
-    Some(Tunables {
-        peer_credits: credits?,
-        peer_credits_hiw: hiw?,
-        max_frags: max_frags?.value,
-        map_on_demand: map_on_demand?.value,
-        register_sources_from: register_sources_from?.value,
-        fmr_pool_size: pool,
-        fmr_flush_trigger: trigger.value.unwrap_or_else(|| three_quarters(pool)),
-        fmr_cache: fmr_cache?.value,
-        timeout: timeout?.value,
-        abandon_limit: abandon_limit?.value,
-        keepalive: keepalive?.value,
-        conns_per_peer: conns_per_peer?.value,
-        reconnects: reconnects?.value,
-        min_reconnect: min_reconnect?.value,
-        max_reconnect: max_reconnect?.value,
-        concurrent_writes: concurrent_writes?.value,
-        idle: idle?.value,
-    })
 }
 
 fn extensions(mut section: Section<'_>) -> Option<Extensions> {
@@ -747,47 +534,6 @@ fn cores(machine: &Machine<'_>) -> impl Fn(&DeValue<'_>) -> Result<Cores, Wrong>
         }
         Ok(Cores::Listed(cores))
     }
-}
-
-/// Of a pool of mappings: ko2iblnd's 384 of 512.
-const fn three_quarters(pool: u32) -> u32 {
-    let most = pool - pool / 4;
-    if most == 0 { 1 } else { most }
-}
-
-/// What becomes of ko2iblnd's other parameters.
-fn ko2iblnd_only(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "cksum" => "checksums are never sent: kernels disagree on the sign of a byte in them",
-        "use_fastreg_gaps" => {
-            "the mechanism of registration is chosen for each transfer from what the device has"
-        }
-        "min_reconnectms" => "write min_reconnect = \"100ms\"",
-        "max_reconnectms" => "write max_reconnect = \"1s\"",
-        "ntx" => "descriptors are sized from peer_credits and the number of nodes",
-        "exposure" | "staging" => "it belongs under [memory]",
-        "nscheds" => "the number of polling threads follows from `cores` of the nodes",
-        "concurrent_sends" => {
-            "send queues are sized for every credit; concurrent_writes bounds the WRITEs of one transfer"
-        }
-        "credits" | "peer_buffer_credits" => {
-            "each peer has peer_credits, and there is no bound over all peers"
-        }
-        "wrq_sge" => {
-            "work requests carry as many pieces as the device takes; see max_sge of [device]"
-        }
-        "service"
-        | "ipif_name"
-        | "ib_mtu"
-        | "tos"
-        | "retry_count"
-        | "rnr_retry_count"
-        | "dev_failover"
-        | "require_privileged_port"
-        | "use_privileged_port"
-        | "peer_timeout" => "it has no meaning on the software device",
-        _ => return None,
-    })
 }
 
 /// The size that a file's pieces have if nothing is said.

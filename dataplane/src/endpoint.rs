@@ -219,6 +219,10 @@ pub enum Error {
     /// Every entry slot is taken, or the memory is 4 GiB or more.
     #[error("no room for another entry")]
     NoRoom,
+    /// A node of several cores polls each on its own: none knows where the next transfer of another lands, or that
+    /// another has used it up. Only whoever hands submissions out to several cores says so.
+    #[error("LOCAL_OFFSET and ONCE cannot be kept on several cores: attach it on one of them")]
+    SeveralCores,
     /// Detached after its one use.
     #[error("used up")]
     Used,

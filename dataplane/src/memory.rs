@@ -10,6 +10,10 @@ use core::ptr::{self, NonNull};
 
 use crate::nic::{LKey, RKey, Sge};
 
+mod shares;
+
+pub use shares::Shares;
+
 /// Bytes of a message buffer, on both sides of every o2iblnd connection (`4 << 10`).
 pub const MESSAGE_BYTES: usize = 4096;
 
@@ -154,6 +158,17 @@ pub struct SharedRange<'a> {
     owned: PhantomData<&'a mut [u8]>,
 }
 
+/// Who else has the ranges of a list.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Sharing {
+    #[default]
+    None,
+    /// Other lists, for as long as they are.
+    ForGood,
+    /// A list that is put by in a [`Shares`]: where that list is.
+    Of(usize),
+}
+
 /// A list of ranges, in the order of the bytes: what one PUT or GET moves, or what a portal exports.
 #[derive(Debug, Default)]
 pub struct PageList<'a> {
@@ -164,8 +179,8 @@ pub struct PageList<'a> {
     reshaped: bool,
     /// The remote key of all its ranges, if it is the same.
     exposed: Option<RKey>,
-    /// One of the ranges is shared: there is no way to the bytes but by copying.
-    shared: bool,
+    /// Where anything of it is shared there is no way to the bytes but by copying.
+    sharing: Sharing,
     generation: u32,
     owned: PhantomData<&'a mut [u8]>,
 }
@@ -180,7 +195,7 @@ impl<'a> PageList<'a> {
             shape: Shape::NONE,
             reshaped: false,
             exposed: None,
-            shared: false,
+            sharing: Sharing::None,
             generation: 0,
             owned: PhantomData,
         }
@@ -198,7 +213,7 @@ impl<'a> PageList<'a> {
             owned: PhantomData,
         };
         self.push(owned).map_err(Range::share)?;
-        self.shared = true;
+        self.sharing = Sharing::ForGood;
         Ok(())
     }
 
@@ -230,7 +245,7 @@ impl<'a> PageList<'a> {
 
     /// Takes the last range out; none of a list with shared ones.
     pub fn pop(&mut self) -> Option<Range<'a>> {
-        if self.shared {
+        if self.sharing != Sharing::None {
             return None;
         }
         let piece = self.pieces.pop()?;
@@ -312,7 +327,10 @@ impl<'a> PageList<'a> {
 
     /// The ranges, if all of them are this list's alone.
     fn owned_pieces(&self) -> &[Sge] {
-        if self.shared { &[] } else { &self.pieces }
+        match self.sharing {
+            Sharing::None => &self.pieces,
+            _ => &[],
+        }
     }
 
     /// The pieces of bytes `[offset, offset + length)`, in order. Shorter where the list ends.

@@ -6,28 +6,29 @@
 //! 256 MiB, taken in an order that no prefetcher knows; in the others just what is in flight, so it stays in a cache.
 //! Latency is from the submission's push to the pop of its event, over single transfers.
 
-use core::sync::atomic::{AtomicU64, Ordering};
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
-use std::thread;
+mod application;
+mod floors;
+mod fresh;
+mod histogram;
 
-use crossbeam_utils::CachePadded;
+use std::sync::{Arc, Mutex};
+
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::endpoint::{Event, Operation, Request, Submission, Token};
-use o2poll_dataplane::memory::{Copier, PageList, Range};
-use o2poll_dataplane::pool::Handle;
-use o2poll_dataplane::time::Instant;
+use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_hal::clock::Clock;
-use o2poll_hal::copy::{Method, copy};
 use o2poll_soft::Profile;
 
+use self::application::{Application, Target};
+pub(super) use self::floors::Floors;
+use self::floors::copies;
+use self::fresh::fresh;
+use self::histogram::Histogram;
 use super::Spec;
 use super::poll::clock;
-use crate::harness::{Bound, Figure, Patience, Role, Row};
-use crate::nodes::{self, BITS, End, Node, PORTAL, Plan, Scribble, lend_one};
-use crate::tsc;
+use crate::harness::{Bound, Figure, Role, Row};
+use crate::nodes::{self, End, Plan};
 
-/// The rows of this file.
+/// All rows of transfers.
 #[must_use]
 pub fn specs() -> Vec<Spec> {
     let mut specs = Vec::new();
@@ -251,192 +252,6 @@ impl Load {
     }
 }
 
-/// The application of the initiator: keeps so many transfers in flight.
-struct Application {
-    load: Load,
-    connection: Handle,
-    /// Payload memory that is in no transfer.
-    idle: VecDeque<Range<'static>>,
-    /// Offsets at the target.
-    offsets: Vec<u32>,
-    next: usize,
-    /// Page lists that are in no transfer, with their tokens.
-    lists: Vec<(usize, &'static mut PageList<'static>)>,
-    /// When the transfer of each token was submitted.
-    began: Vec<Instant>,
-    clock: Clock,
-    latency: Histogram,
-    /// What the target counts, and how many transfers it will have seen.
-    target: &'static Counters,
-    seen: u64,
-}
-
-impl Application {
-    fn new(node: &mut Node, load: Load, clock: Clock, target: &Node) -> Self {
-        let order = order(load);
-        let mut rest = node.payload.take();
-        // Scattered lists stay as they are, and take theirs from what is left.
-        let mut ranges: Vec<_> = (0..order.len())
-            .map(|_| {
-                if load.pieces > 1 {
-                    return None;
-                }
-                let (head, tail) = rest.take()?.split_at(load.length).ok()?;
-                rest = Some(tail);
-                Some(head)
-            })
-            .collect();
-        let mut lists: Vec<_> = (0..usize::from(load.depth))
-            .map(|token| (token, lend_one(PageList::new())))
-            .collect();
-        if load.pieces > 1 {
-            for (_, list) in &mut lists {
-                rest = scatter(load, list, rest.take().expect("enough for all"));
-            }
-        }
-        Self {
-            load,
-            connection: node.connections[0],
-            idle: order
-                .iter()
-                .filter_map(|at| ranges[*at as usize].take())
-                .collect(),
-            offsets: order.iter().map(|at| at * load.length).collect(),
-            next: 0,
-            lists,
-            began: vec![Instant(0); usize::from(load.depth)],
-            clock,
-            latency: Histogram::default(),
-            target: target.counters,
-            seen: 0,
-        }
-    }
-
-    /// Takes what has ended and submits anew; how many have ended.
-    #[inline]
-    fn step(&mut self, node: &mut Node, left: &mut u64, now: Instant) -> u64 {
-        let mut ended = 0;
-        while let Some(event) = node.events.pop() {
-            let Event::Done {
-                token,
-                outcome,
-                memory,
-            } = event
-            else {
-                panic!("the initiator exports nothing: {event:?}")
-            };
-            assert_eq!(outcome, Ok(self.load.length));
-            let token = usize::try_from(token.0).expect("a small number");
-            self.latency.add(now.since(self.began[token]).0);
-            if self.load.pieces == 1 {
-                self.idle.extend(memory.pop());
-            }
-            self.lists.push((token, memory));
-            ended += 1;
-        }
-        self.submit(node, left, now);
-        ended
-    }
-
-    #[inline]
-    fn submit(&mut self, node: &mut Node, left: &mut u64, now: Instant) {
-        while *left != 0
-            && let Some((token, list)) = self.lists.pop()
-        {
-            *left -= 1;
-            if self.load.pieces == 1 {
-                let range = self.idle.pop_front().expect("more memory than lists");
-                list.push(range).expect("an empty list");
-            }
-            let offset = self.offsets[self.next];
-            self.next = if self.next + 1 == self.offsets.len() {
-                0
-            } else {
-                self.next + 1
-            };
-            self.began[token] = now;
-            node.submit(Submission::Transfer(Request {
-                token: Token(token as u64),
-                connection: self.connection,
-                portal: PORTAL,
-                match_bits: BITS,
-                remote_offset: offset,
-                memory: list,
-                operation: match self.load.kind {
-                    Kind::Get => Operation::Get { optimized: true },
-                    Kind::Put | Kind::Immediate => Operation::Put {
-                        hdr_data: 0,
-                        ack: false,
-                    },
-                },
-                timeout: None,
-            }));
-        }
-    }
-
-    /// So many transfers, with `between` called after each poll of ours.
-    #[inline]
-    fn run(&mut self, node: &mut Node, count: u64, mut between: impl FnMut(Instant) -> u32) {
-        let (mut left, mut ended) = (count, 0);
-        let mut now = self.clock.now();
-        self.submit(node, &mut left, now);
-        let mut politeness = Politeness::default();
-        self.seen += count;
-        // The target may need us to the end: its INVALIDATE waits until what it sent before is acknowledged.
-        while ended < count || self.target.peer_transfers.get() < self.seen {
-            let mut work = node.turn(now);
-            now = self.clock.now();
-            ended += self.step(node, &mut left, now);
-            work += between(now);
-            politeness.after(work);
-        }
-    }
-}
-
-/// A node that answers, until so many transfers of its peer have ended.
-struct Target {
-    node: Node,
-    seen: u64,
-    clock: Clock,
-}
-
-impl Target {
-    fn new(mut node: Node, clock: Clock) -> Self {
-        node.export();
-        Self {
-            node,
-            seen: 0,
-            clock,
-        }
-    }
-
-    fn serve(&mut self, count: u64) {
-        self.seen += count;
-        let mut politeness = Politeness::default();
-        while self.node.counters.peer_transfers.get() < self.seen {
-            politeness.after(self.node.turn(self.clock.now()));
-        }
-    }
-}
-
-/// Pauses when nothing has happened, as the program does: the other thread may run on the other half of the same core.
-/// When nothing has happened for long it may need this one.
-#[derive(Default)]
-struct Politeness(u32);
-
-impl Politeness {
-    #[inline]
-    fn after(&mut self, work: u32) {
-        self.0 = if work == 0 { self.0 + 1 } else { 0 };
-        if self.0 == IDLE {
-            self.0 = 0;
-            thread::yield_now();
-        } else if self.0 != 0 {
-            core::hint::spin_loop();
-        }
-    }
-}
-
 /// Fills a list with ranges of equal length, and holes between; what is left of the memory.
 fn scatter(
     load: Load,
@@ -587,68 +402,6 @@ fn told(
         .collect()
 }
 
-/// The same copies by one core, without anything around them.
-fn copies(row: Row, load: Load) -> Row {
-    let floors = Floors::new(load);
-    Method::ALL
-        .into_iter()
-        .filter_map(|method| Some((method, method.copier()?)))
-        .fold(row, |row, (method, copier)| {
-            row.here(Role::Floor, method.name(), floors.batch(copier))
-        })
-}
-
-/// Memory of the copies that transfers are compared with. Those of one row share it, and take turns.
-pub(super) struct Floors {
-    load: Load,
-    shared: Arc<Mutex<Copies>>,
-}
-
-struct Copies {
-    to: nodes::Bytes,
-    from: nodes::Bytes,
-    order: Vec<u32>,
-    next: usize,
-}
-
-impl Floors {
-    pub(super) fn new(load: Load) -> Self {
-        let copies = Copies {
-            to: nodes::Bytes::new(load.payload()),
-            from: nodes::Bytes::new(load.payload()),
-            order: order(load),
-            next: 0,
-        };
-        Self {
-            load,
-            shared: Arc::new(Mutex::new(copies)),
-        }
-    }
-
-    /// Copies one buffer after the other.
-    pub(super) fn batch(&self, copier: Copier) -> impl FnMut(u64) + Send + use<> {
-        let (shared, length) = (Arc::clone(&self.shared), self.load.length as usize);
-        move |n| {
-            let mut copies = shared.lock().expect("no panic");
-            let Copies {
-                to,
-                from,
-                order,
-                next,
-            } = &mut *copies;
-            for _ in 0..n {
-                let at = order[*next] as usize * length;
-                *next = if *next + 1 == order.len() {
-                    0
-                } else {
-                    *next + 1
-                };
-                copy(copier, &mut to[at..at + length], &from[at..at + length]);
-            }
-        }
-    }
-}
-
 /// In which order buffers are used: shuffled where they are cold, the same each time.
 fn order(load: Load) -> Vec<u32> {
     let count = u32::try_from(load.payload() / load.length as usize).expect("below 4 GiB");
@@ -669,240 +422,11 @@ fn messages(row: Row) -> Row {
     super::floor::one_line(row)
 }
 
-/// A 4 KiB GET of what the target's core has just written: the payload crosses, and is not in our cache.
-///
-/// In turns, 64 at a time: the target writes all 64 buffers, which does not count, then they are fetched one
-/// after another.
-fn fresh(row: Row) -> Row {
-    let clock = clock();
-    let load = Load {
-        kind: Kind::Get,
-        length: 4096,
-        depth: 1,
-        cold: false,
-        ..PLAIN
-    };
-    let plan = Plan {
-        payload: FRESH * 4096,
-        ..load.plan()
-    };
-    let [mut near, far] = nodes::pair(plan);
-    let mut application = Application::new(&mut near, load, clock, &far);
-    application.offsets = (0..64).map(|at| at * 4096).collect();
-    let mut scribble = Scribble::over(&far, 1);
-    let mut target = Target::new(far, clock);
-    let gate = Arc::new(Gate::default());
-    let far_gate = Arc::clone(&gate);
-    let row = row.granule(FRESH as u64).bytes(4096).across_timed(
-        Role::Ours,
-        TWO,
-        move |n| {
-            (0..n / FRESH as u64)
-                .map(|_| {
-                    gate.pass();
-                    let from = tsc::start();
-                    application.run(&mut near, FRESH as u64, |_| 0);
-                    tsc::stop().wrapping_sub(from)
-                })
-                .sum()
-        },
-        move |n| {
-            for _ in 0..n / FRESH as u64 {
-                scribble.write(FRESH * 4096);
-                far_gate.open();
-                target.serve(FRESH as u64);
-            }
-        },
-    );
-    // The floor: a line there and back for each, and the copy.
-    let [mut near, far] = nodes::pair(plan);
-    let mut scribble = Scribble::over(&far, 1);
-    let source = far.payload.as_ref().map(Range::sge).expect("not exported");
-    let mut sink = near.payload.take().expect("not taken");
-    let gate = Arc::new(Gate::default());
-    let far_gate = Arc::clone(&gate);
-    let ball = Arc::new(CachePadded::new(AtomicU64::new(0)));
-    let far_ball = Arc::clone(&ball);
-    let (mut sent, mut returned) = (0, 0);
-    let copier = o2poll_hal::copy::Method::Plain
-        .copier()
-        .expect("always there");
-    let reader = nodes::Reader::new(source, &near);
-    row.across_timed(
-        Role::Floor,
-        "line there and back, and the copy",
-        move |n| {
-            (0..n / FRESH as u64)
-                .map(|_| {
-                    gate.pass();
-                    let from = tsc::start();
-                    for at in 0..FRESH {
-                        // Release and Acquire pair with the other half's.
-                        ball.store(sent + 1, Ordering::Release);
-                        sent += 2;
-                        await_value(&ball, sent);
-                        let from = reader.bytes(at * 4096, 4096);
-                        copy(copier, &mut sink.bytes_mut()[..4096], from);
-                    }
-                    tsc::stop().wrapping_sub(from)
-                })
-                .sum()
-        },
-        move |n| {
-            let _kept = &far;
-            for _ in 0..n / FRESH as u64 {
-                scribble.write(FRESH * 4096);
-                far_gate.open();
-                for _ in 0..FRESH {
-                    await_value(&far_ball, returned + 1);
-                    returned += 2;
-                    far_ball.store(returned, Ordering::Release);
-                }
-            }
-        },
-    )
-    .goal(
-        "time over that of a line there and back and a copy",
-        Bound::AtMost(1.7),
-        |row| Some(row.ticks_of(TWO)? / row.best_floor()?),
-    )
-}
-
-/// Opened by one thread, passed by the other, again and again.
-#[derive(Default)]
-struct Gate {
-    opened: CachePadded<AtomicU64>,
-    passed: CachePadded<AtomicU64>,
-}
-
-impl Gate {
-    fn open(&self) {
-        // Release pairs with the Acquire in `pass`. One thread opens.
-        self.opened.fetch_add(1, Ordering::Release);
-    }
-
-    fn pass(&self) {
-        let next = self.passed.load(Ordering::Relaxed) + 1;
-        self.passed.store(next, Ordering::Relaxed);
-        let mut patience = Patience::default();
-        // Acquire pairs with the Release in `open`.
-        while self.opened.load(Ordering::Acquire) < next {
-            patience.wait();
-        }
-    }
-}
-
-#[inline]
-fn await_value(line: &AtomicU64, value: u64) {
-    let mut patience = Patience::default();
-    // Acquire pairs with the sender's Release.
-    while line.load(Ordering::Acquire) != value {
-        patience.wait();
-    }
-}
-
-/// Counts by size: 16 classes to each power of two, so within 7 %.
-struct Histogram {
-    counts: Vec<u32>,
-    all: u64,
-}
-
-impl Default for Histogram {
-    fn default() -> Self {
-        Self {
-            counts: vec![0; 61 * 16],
-            all: 0,
-        }
-    }
-}
-
-impl Histogram {
-    #[inline]
-    fn add(&mut self, ticks: u64) {
-        self.counts[Self::class(ticks)] += 1;
-        self.all += 1;
-    }
-
-    fn clear(&mut self) {
-        self.counts.fill(0);
-        self.all = 0;
-    }
-
-    #[inline]
-    fn class(ticks: u64) -> usize {
-        let power = 63 - (ticks | 16).leading_zeros();
-        let within = (ticks >> (power - 4)) & 15;
-        ((power - 4) * 16) as usize
-            + usize::try_from(within).expect("four bits")
-            + 16 * usize::from(ticks >= 16)
-    }
-
-    /// The upper end of the class in which the percentile lies.
-    fn percentile(&self, percent: u64) -> u64 {
-        let wanted = (self.all * percent).div_ceil(100).max(1);
-        let mut seen = 0;
-        for (class, count) in self.counts.iter().enumerate() {
-            seen += u64::from(*count);
-            if seen >= wanted {
-                return Self::end(class);
-            }
-        }
-        0
-    }
-
-    fn end(class: usize) -> u64 {
-        let (power, within) = (class / 16, class as u64 % 16);
-        match power.checked_sub(1) {
-            None => within,
-            Some(shift) => ((16 + within + 1) << shift) - 1,
-        }
-    }
-}
-
 const TWO: &str = "two pollers on two cores";
 const ONE: &str = "two pollers on one core";
-
-/// Polls without work until the core is offered to others.
-const IDLE: u32 = if cfg!(test) { 50 } else { 20_000 };
 
 /// Payload of each side in a cold row; several times any cache.
 const COLD: usize = if cfg!(test) { 16 << 20 } else { 256 << 20 };
 
 /// Most bytes of a granule.
 const GRANULE: u64 = if cfg!(test) { 4 << 20 } else { 256 << 20 };
-
-/// Buffers that the target writes between turns: half of a core's own cache.
-const FRESH: usize = 64;
-
-#[cfg(test)]
-mod tests {
-    use super::Histogram;
-
-    #[test]
-    fn percentiles_are_within_a_sixteenth_above() {
-        for scale in [1, 7, 100, 12_345, 1 << 40] {
-            let mut histogram = Histogram::default();
-            for value in 1..=1000 {
-                histogram.add(value * scale);
-            }
-            for percent in [1, 50, 99, 100] {
-                let (found, exact) = (histogram.percentile(percent), percent * 10 * scale);
-                assert!(
-                    found >= exact && found <= exact + exact / 15,
-                    "{found} {exact}"
-                );
-            }
-            histogram.clear();
-            assert_eq!(histogram.percentile(50), 0);
-        }
-    }
-
-    #[test]
-    fn classes_go_up_with_what_is_in_them() {
-        for value in (0..5000).chain([1 << 30, (1 << 62) + 1]) {
-            let class = Histogram::class(value);
-            assert!(value <= Histogram::end(class), "{value}");
-            assert!(class == 0 || value > Histogram::end(class - 1), "{value}");
-        }
-    }
-}

@@ -9,7 +9,9 @@
 #[cfg(test)]
 mod tests;
 
+mod handshake;
 mod notes;
+mod wires;
 
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
@@ -17,46 +19,17 @@ use std::time::Instant;
 
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
 use o2poll_dataplane::peer::{
-    Answer, Local, Next, REPLY_BYTES, Remembered, Request, Terms, accepted, answer, rejected,
-    request, too_deep,
+    Local, Next, REPLY_BYTES, Remembered, Request, Terms, rejected, too_deep,
 };
 use o2poll_dataplane::pool::Handle;
-use o2poll_dataplane::ring::{LapSlot, Returned};
 use o2poll_dataplane::wire::{
     CONN_BYTES, ConnParams, MESSAGE_BYTES, Nid, REJECT_BYTES, RejectRecord, Why,
 };
-use o2poll_soft::{Lane, Port, link};
 
 use crate::capture::Notes;
 use crate::engine::{Ending, Id};
-use crate::node::lend;
 
-/// For each device the ports to every other, in the order of the devices: those of the first node's cores, of the
-/// second's, and so on.
-pub(crate) fn wires(devices: usize) -> Vec<Vec<Port<'static>>> {
-    let lane = || Lane {
-        returned: Box::leak(Box::new(Returned::new())),
-        slots: lend(LANE_SLOTS, LapSlot::new),
-    };
-    let mut ports: Vec<Vec<Port<'static>>> = (0..devices).map(|_| Vec::new()).collect();
-    for far in 0..devices {
-        // Ports of devices before `far` come to it in order, and its own to each of those in order too.
-        let (before, after) = ports.split_at_mut(far);
-        let Some(own) = after.first_mut() else { break };
-        for near in before {
-            let (here, there) = link(lane(), lane()).expect("a power of two of slots");
-            near.push(here);
-            own.push(there);
-        }
-    }
-    ports
-}
-
-/// The port of device `from` that leads to device `to`, as [`wires`] numbers them.
-pub(crate) fn port(from: usize, to: usize) -> u16 {
-    let port = if to < from { to } else { to.saturating_sub(1) };
-    u16::try_from(port).unwrap_or(u16::MAX)
-}
+pub(crate) use self::wires::{port, wires};
 
 /// One core of a node: both by their place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +80,22 @@ pub(crate) enum Dial {
     },
     /// Not connected, and why.
     Failed(String),
+}
+
+impl Dial {
+    /// The core, its name for the connection, and the terms, once it is connected; nothing while it is under way. Or why it
+    /// is not.
+    pub(crate) fn link(&self) -> Result<Option<(usize, Handle, &Terms)>, &str> {
+        match self {
+            Self::Trying | Self::Pausing(_) => Ok(None),
+            Self::Up {
+                core,
+                connection,
+                terms,
+            } => Ok(Some((*core, *connection, terms))),
+            Self::Failed(why) => Err(why),
+        }
+    }
 }
 
 /// A message of the connection manager, on its way.
@@ -572,149 +561,6 @@ impl Manager {
         what
     }
 
-    fn connect(&mut self, id: Id) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        let peer = self.nodes[end.peer.node].local.nid;
-        let listener = &mut self.nodes[end.at.node];
-        let remembered = listener.remembered.entry(peer).or_default();
-        let asked = request(&listener.local, remembered, peer);
-        end.request = Some(asked);
-        let message = Message::Request {
-            from: end.at,
-            number: end.number,
-            private_data: asked.private_data,
-        };
-        let to = To::Listener {
-            node: end.peer.node,
-            asker: id,
-        };
-        self.send(to, message);
-    }
-
-    fn answer(&mut self, id: Id, private_data: &[u8]) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        let Listener {
-            local, remembered, ..
-        } = &mut self.nodes[end.at.node];
-        let answer = answer(private_data, None, local, move |nid| {
-            Some(remembered.entry(nid).or_default())
-        });
-        match answer {
-            Answer::Accept { terms, reply } => {
-                end.terms = Some(terms);
-                end.reply = Some(reply);
-                self.adopt(id, terms, true);
-            }
-            Answer::Reject {
-                record,
-                refusal,
-                close_others,
-                ..
-            } => {
-                let (node, peer) = (end.at.node, end.peer.node);
-                self.log
-                    .push(format!("{}: refuses a connection: {refusal}", local.nid));
-                self.reject(id, record);
-                if close_others {
-                    let others: Vec<Id> = self
-                        .ends
-                        .iter()
-                        .filter(|(_, end)| end.at.node == node && end.peer.node == peer)
-                        .filter(|(_, end)| end.terms.is_some())
-                        .map(|(id, _)| *id)
-                        .collect();
-                    for id in others {
-                        self.close(id);
-                    }
-                }
-            }
-        }
-    }
-
-    fn agree(&mut self, id: Id, private_data: &[u8]) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        let Some(asked) = end.request else { return };
-        let listener = &mut self.nodes[end.at.node];
-        let remembered = listener.remembered.entry(asked.peer).or_default();
-        match accepted(private_data, &asked, &listener.local, remembered) {
-            Ok(terms) => {
-                end.terms = Some(terms);
-                self.adopt(id, terms, false);
-            }
-            Err(refusal) => {
-                self.fail(id, refusal.to_string());
-                self.feed(id, Event::Close);
-            }
-        }
-    }
-
-    fn adopt(&mut self, id: Id, terms: Terms, accepted: bool) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        end.adopted = true;
-        self.effects.push(Effect::Adopt {
-            at: end.at,
-            id,
-            number: end.number,
-            peer: end.peer,
-            peer_number: end.peer_number,
-            terms,
-            accepted,
-        });
-    }
-
-    fn reject(&mut self, id: Id, private_data: [u8; REJECT_BYTES]) {
-        if let Some(end) = self.ends.get_mut(&id) {
-            // It is told by the REJ, and by nothing else.
-            if let Some(peer) = end.peer_id.take() {
-                let reason = CM_CONSUMER_DEFINED;
-                self.send(
-                    To::Id(peer),
-                    Message::Reject {
-                        reason,
-                        private_data,
-                    },
-                );
-            }
-        }
-        self.feed(id, Event::Close);
-    }
-
-    fn establish(&mut self, id: Id, terms: Option<Terms>) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        let (Some(connection), Some(terms)) = (end.connection, terms) else {
-            return;
-        };
-        self.effects.push(Effect::Establish {
-            at: end.at,
-            connection,
-            terms,
-            dialed: end.dial.is_some(),
-        });
-        self.log.push(format!(
-            "{}: connected with {}: queue depth {}, {} fragments",
-            terms.local, terms.peer, terms.queue_depth, terms.max_frags
-        ));
-        if let Some(dial) = end.dial
-            && let Some((_, _, state)) = self.dials.get_mut(&dial)
-        {
-            *state = Dial::Up {
-                core: end.at.core,
-                connection,
-                terms,
-            };
-        }
-    }
-
     fn end(&mut self, id: Id, why: End) {
         let Some(end) = self.ends.get_mut(&id) else {
             return;
@@ -801,7 +647,3 @@ pub(crate) enum NoRoom {
 const PAUSE: Duration = Duration::from_secs(1);
 /// Queue pairs 0 and 1 of a port are the management agents' own; cards leave some more out.
 const FIRST_NUMBER: u32 = 0x10;
-/// CM reject reason "consumer defined": the private data tell.
-const CM_CONSUMER_DEFINED: u16 = 28;
-/// Packets under way from one device to another. Few, so that the ring stays in the first-level caches of both cores.
-const LANE_SLOTS: usize = 64;

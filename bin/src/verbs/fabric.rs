@@ -15,7 +15,6 @@ use super::rdma;
 use crate::NodeError;
 use crate::capture::Summary;
 use crate::engine::{Effect, Ending, Fabric, Id, Outcome};
-use crate::node::Link;
 
 /// An RDMA device, and the nodes of the process on it.
 pub(crate) struct VerbsFabric {
@@ -69,6 +68,11 @@ impl Fabric for VerbsFabric {
                 side.manager.device_event(event);
             }
         }
+        let complaints = self.device.complaints();
+        let named = complaints
+            .into_iter()
+            .map(|complaint| format!("{}: {complaint}", self.device.name()));
+        self.log.extend(named);
         let mut effects = Vec::new();
         for (node, side) in self.sides.iter_mut().enumerate() {
             let new = side.manager.run(now).map_err(rdma)?;
@@ -88,20 +92,8 @@ impl Fabric for VerbsFabric {
 
     fn outcome(&self, node: usize, dial: usize) -> Outcome {
         let side = self.sides.get(node);
-        match side.and_then(|side| side.manager.outcome(dial)) {
-            Some(Dial::Up {
-                core,
-                connection,
-                terms,
-            }) => Outcome::Up(Link {
-                core: *core,
-                connection: *connection,
-                queue_depth: terms.queue_depth,
-            }),
-            Some(Dial::Failed(why)) => Outcome::Failed(why.to_string()),
-            Some(Dial::Trying | Dial::Pausing(_)) => Outcome::Trying,
-            None => Outcome::Failed(String::from("no such attempt")),
-        }
+        let attempt = side.and_then(|side| side.manager.outcome(dial));
+        Outcome::of(attempt.map(Dial::link))
     }
 
     fn forget(&mut self, node: usize, dial: usize) {

@@ -17,11 +17,12 @@ use std::sync::Arc;
 use o2poll_config::{Config, Idle, Machine};
 use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Local;
+use o2poll_dataplane::poller::Sizes;
 use o2poll_dataplane::wire::Nid;
 use o2poll_hal::clock::{self, Clock};
 use o2poll_hal::verbs::cm::{Manager, SERVICE, Settings};
 use o2poll_hal::verbs::{
-    CompletionQueue, Device, Domain, Findings, Limits, Quirks, Shape as PairShape, probe,
+    CompletionQueue, Device, Domain, Findings, Limits, QueuePair, Quirks, Shape as PairShape, probe,
 };
 use o2poll_soft::Profile;
 
@@ -70,7 +71,10 @@ impl<A: Application> Control<A> {
         let device = Device::open(name).map_err(rdma)?;
         let findings = Arc::new(probe(&device, 1).map_err(rdma)?);
         let (profile, windows) = profile(&device, &findings);
-        let plan = Plan::on(config, machine, profile, windows, connections(config))?;
+        let mut plan = Plan::on(config, machine, profile, windows, connections(config))?;
+        // Not all of a node's work needs such transfers.
+        plan.notes.extend(plan.short_keys.take());
+        plan.try_out(|sizes| grants(&device, sizes, profile.capabilities.max_sge));
         let mut notes = findings.notes.clone();
         notes.extend(plan.notes.iter().cloned());
         let clock = Clock::start();
@@ -280,6 +284,21 @@ fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
     capabilities.region_lkey = false;
     let windows = capabilities.max_windows;
     (profile, windows)
+}
+
+/// Whether the device makes a queue pair of this size. What is wrong besides is told when the nodes' own are made.
+fn grants(device: &Device, sizes: &Sizes, max_sge: u32) -> bool {
+    let shape = PairShape {
+        send_depth: sizes.send_wr,
+        recv_depth: sizes.recv_wr,
+        max_sge,
+        inline: 0,
+    };
+    let made = Domain::new(device).and_then(|domain| {
+        let cq = CompletionQueue::new(device, sizes.send_wr.saturating_add(sizes.recv_wr), false)?;
+        QueuePair::new(&domain, &cq, shape)
+    });
+    made.is_ok()
 }
 
 /// For an attempt to connect. A kernel's connection manager sends a REQ or REP that was lost again after some six seconds: an

@@ -17,11 +17,12 @@ use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
 
-use crate::application::{Port, Turn};
+use crate::application::Turn;
 use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::{CoreCounters, Span};
 use crate::pattern::{Pattern, Random};
+use crate::port::Port;
 use slot::{Layers, Slot, State};
 
 /// The job, and what came of it.

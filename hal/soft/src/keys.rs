@@ -204,6 +204,8 @@ pub(crate) struct Keys<'a> {
     fragments: &'a mut [Fragment],
     stride: usize,
     memories: &'a mut [Option<Memory>],
+    /// Every region before this one is taken.
+    vacant_from: usize,
 }
 
 impl<'a> Keys<'a> {
@@ -218,6 +220,7 @@ impl<'a> Keys<'a> {
             fragments,
             stride,
             memories,
+            vacant_from: 0,
         }
     }
 
@@ -245,6 +248,7 @@ impl<'a> Keys<'a> {
             .regions
             .iter()
             .enumerate()
+            .skip(self.vacant_from)
             .find(|(_, slot)| !slot.taken)
             .map(|(index, slot)| (index as u32, slot.used.then_some(slot.tag)));
         let Some((index, last)) = vacant else {
@@ -267,6 +271,7 @@ impl<'a> Keys<'a> {
             return Err(window);
         };
         window.tag = tag;
+        self.vacant_from = (index as usize).wrapping_add(1);
         *slot = RegionSlot {
             mappings: [mapping.unwrap_or(Mapping::NONE), Mapping::NONE],
             live: if mapping.is_some() { key } else { NO_KEY },
@@ -319,6 +324,7 @@ impl<'a> Keys<'a> {
         let slot = self.regions.get_mut(region.0 as usize)?;
         let mut window = slot.window.take()?;
         window.tag = slot.tag;
+        self.vacant_from = self.vacant_from.min(region.0 as usize);
         *slot = RegionSlot {
             tag: slot.tag,
             used: true,
@@ -866,3 +872,38 @@ const MEMORY_INDEX: u32 = 1 << 23;
 
 /// Largest page: 1 GiB.
 const MOST_SHIFT: u8 = 30;
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use std::vec;
+    use std::vec::Vec;
+
+    use super::{Fragment, Keys, Memory, RegionSlot, Window};
+    use crate::profile::Profile;
+
+    /// Starting a node adopts tens of thousands of windows, and none may look at all that came before it.
+    #[test]
+    fn a_window_is_placed_without_a_look_at_the_others_in_the_lowest_place_there_is() {
+        let mut regions: Vec<RegionSlot> = (0..8).map(|_| RegionSlot::default()).collect();
+        let mut fragments = vec![Fragment::default(); 16];
+        let mut memories: [Option<Memory>; 0] = [];
+        let mut keys = Keys::new(&mut regions, &mut fragments, 1, &mut memories);
+        let capabilities = Profile::frwr().capabilities;
+        for n in 0..8 {
+            let (region, _) = keys.adopt(Window::new(0), &capabilities).unwrap();
+            assert_eq!((region.0, keys.vacant_from), (n, n as usize + 1));
+        }
+        assert!(keys.adopt(Window::new(0), &capabilities).is_err());
+        for (gone, from) in [(5, 5), (2, 2), (6, 2)] {
+            assert!(keys.retire(super::Region(gone)).is_some());
+            assert!(keys.retire(super::Region(gone)).is_none());
+            assert_eq!(keys.vacant_from, from);
+        }
+        for lowest in [2, 5, 6] {
+            let (region, _) = keys.adopt(Window::new(0), &capabilities).unwrap();
+            assert_eq!(region.0, lowest);
+        }
+        assert!(keys.adopt(Window::new(0), &capabilities).is_err());
+    }
+}

@@ -136,7 +136,7 @@ impl Device {
         if raw.is_null() {
             return Err(failed("ibv_open_device", io::Error::last_os_error()));
         }
-        let context = Arc::new(Context { raw, calls });
+        let context = Arc::new(Context::new(raw, calls));
         let mut attr = ibv_device_attr::default();
         // SAFETY: the context is open.
         let errno = unsafe { (calls.query_device)(raw, &mut attr) };
@@ -158,6 +158,14 @@ impl Device {
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// What has gone wrong with it since it was last asked, where nobody could be told: calls that were to destroy something
+    /// and failed, by name and error number, and completions of requests that were not outstanding. What nobody has asked for
+    /// when the device is closed goes to standard error.
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
+        self.0.context.complaints()
     }
 
     /// What is known to be different on it.

@@ -57,6 +57,9 @@ pub struct Counts {
     pub cut: u64,
     /// Completions of queue pairs that are gone, and of fences that were flushed.
     pub strangers: u64,
+    /// Completions of requests that were not outstanding: a `wr_id` twice, or one that was never posted. Each puts its
+    /// queue pair in error.
+    pub breaches: u64,
 }
 
 /// A device of libibverbs, as one polling core sees it.
@@ -164,6 +167,10 @@ impl Verbs {
             return;
         };
         let next = token.position.wrapping_add(1);
+        if !slot.is_outstanding(token) {
+            self.breach(token);
+            return;
+        }
         if token.receive {
             let Some(&id) = slot.receives.get(slot.receive_index(token.position)) else {
                 return;
@@ -204,6 +211,18 @@ impl Verbs {
             self.surprised(token, id, out);
         } else {
             let _ = out.push(Completion::Done { id });
+        }
+    }
+
+    /// The provider completes what is not outstanding. Nobody's request ends by it, and its account of this queue pair is
+    /// worth nothing from here on.
+    #[cold]
+    fn breach(&mut self, token: Token) {
+        self.counts.breaches = self.counts.breaches.wrapping_add(1);
+        self.cq.raw.context.breached();
+        let slot = self.slots.get(usize::from(token.slot));
+        if slot.is_some_and(|slot| !slot.failed) {
+            self.fail(Qp(token.slot.into()));
         }
     }
 

@@ -7,8 +7,9 @@
 //! first, and `ibv_dereg_mr(3)` refuses.
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
-use core::sync::atomic::{AtomicU32, Ordering};
-use std::sync::Arc;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdma_core_sys::Libibverbs;
 use rdma_core_sys::inline::{ibv_dealloc_mw, ibv_dealloc_td};
@@ -92,6 +93,19 @@ impl Calls {
 pub(super) struct Context {
     pub(super) raw: *mut ibv_context,
     pub(super) calls: Calls,
+    complaints: Mutex<Complaints>,
+    /// Completions of requests that were not outstanding. Counted by cores, told by who asks for complaints.
+    breaches: AtomicU64,
+}
+
+/// What went wrong with a device where nobody could be told.
+#[derive(Debug, Default)]
+struct Complaints {
+    lines: Vec<String>,
+    /// Beyond [`MOST_COMPLAINTS`].
+    more: u64,
+    /// Of the breaches.
+    told: u64,
 }
 
 /// A protection domain, or a parent domain over one.
@@ -133,6 +147,71 @@ pub(super) struct Mw {
     pub(super) pd: Arc<Pd>,
 }
 
+impl Context {
+    pub(super) fn new(raw: *mut ibv_context, calls: Calls) -> Self {
+        Self {
+            raw,
+            calls,
+            complaints: Mutex::default(),
+            breaches: AtomicU64::new(0),
+        }
+    }
+
+    /// A provider has completed a request that was not outstanding. Called on polling cores.
+    pub(super) fn breached(&self) {
+        // Relaxed: a number for people.
+        self.breaches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What has gone wrong since it was last asked.
+    pub(super) fn complaints(&self) -> Vec<String> {
+        let mut known = self
+            .complaints
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut lines = core::mem::take(&mut known.lines);
+        let more = core::mem::take(&mut known.more);
+        if more != 0 {
+            lines.push(format!("and {more} calls more that failed"));
+        }
+        // Relaxed: as in `breached`.
+        let breaches = self.breaches.load(Ordering::Relaxed);
+        if breaches != known.told {
+            lines.push(format!(
+                "the provider has completed {} work requests that were not outstanding (a wr_id twice, or one that was \
+                 never posted): their queue pairs were put in error",
+                breaches.wrapping_sub(known.told)
+            ));
+            known.told = breaches;
+        }
+        lines
+    }
+
+    /// Keeps what a call that destroys something has answered: 0, or an error number. It is made once, whatever it says:
+    /// the kernel takes back what is left when the process ends.
+    fn destroyed(&self, call: &str, answer: c_int) {
+        if answer == 0 {
+            return;
+        }
+        let error = match answer {
+            // As older libraries answer.
+            -1 => io::Error::last_os_error(),
+            number => io::Error::from_raw_os_error(number.saturating_abs()),
+        };
+        let mut known = self
+            .complaints
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if known.lines.len() < MOST_COMPLAINTS {
+            known.lines.push(format!(
+                "{call}: {error}: what it should have destroyed is left until the process ends"
+            ));
+        } else {
+            known.more = known.more.saturating_add(1);
+        }
+    }
+}
+
 impl Pd {
     /// Tells protection domains apart: that of a parent domain is the one below it.
     pub(super) fn id(&self) -> usize {
@@ -160,21 +239,30 @@ impl RawQp {
 }
 
 impl Drop for Context {
+    /// Whoever could have asked for complaints is gone, so what is left of them goes to standard error.
     fn drop(&mut self) {
         // SAFETY: opened, closed once, and everything made with it held it by count.
-        unsafe { (self.calls.close_device)(self.raw) };
+        let answer = unsafe { (self.calls.close_device)(self.raw) };
+        self.destroyed("ibv_close_device", answer);
+        for complaint in self.complaints() {
+            eprintln!("an RDMA device that was closed: {complaint}");
+        }
     }
 }
 
 impl Drop for Pd {
     fn drop(&mut self) {
-        // SAFETY: allocated, freed once; all that was made in it held it by count. A thread domain goes after
-        // its parent domain (ibv_alloc_parent_domain(3)).
-        unsafe {
-            (self.context.calls.dealloc_pd)(self.raw);
-            if let Some(td) = self.td {
-                ibv_dealloc_td(td);
-            }
+        let call = match self.base {
+            Some(_) => "ibv_dealloc_pd of a parent domain",
+            None => "ibv_dealloc_pd",
+        };
+        // SAFETY: allocated, freed once; all that was made in it held it by count.
+        let answer = unsafe { (self.context.calls.dealloc_pd)(self.raw) };
+        self.context.destroyed(call, answer);
+        if let Some(td) = self.td {
+            // SAFETY: allocated, freed once, after its parent domain (ibv_alloc_parent_domain(3)).
+            let answer = unsafe { ibv_dealloc_td(td) };
+            self.context.destroyed("ibv_dealloc_td", answer);
         }
     }
 }
@@ -182,7 +270,8 @@ impl Drop for Pd {
 impl Drop for Mr {
     fn drop(&mut self) {
         // SAFETY: registered, deregistered once; windows that may be bound to it held it by count.
-        unsafe { (self.pd.context.calls.dereg_mr)(self.raw) };
+        let answer = unsafe { (self.pd.context.calls.dereg_mr)(self.raw) };
+        self.pd.context.destroyed("ibv_dereg_mr", answer);
     }
 }
 
@@ -190,11 +279,12 @@ impl Drop for Cq {
     fn drop(&mut self) {
         // SAFETY: created, destroyed once; its queue pairs held it by count. Every event was acknowledged when
         // it was taken, so that this does not wait.
-        unsafe {
-            (self.context.calls.destroy_cq)(self.raw);
-            if let Some(channel) = self.channel {
-                (self.context.calls.destroy_comp_channel)(channel);
-            }
+        let answer = unsafe { (self.context.calls.destroy_cq)(self.raw) };
+        self.context.destroyed("ibv_destroy_cq", answer);
+        if let Some(channel) = self.channel {
+            // SAFETY: created, destroyed once, after its completion queue.
+            let answer = unsafe { (self.context.calls.destroy_comp_channel)(channel) };
+            self.context.destroyed("ibv_destroy_comp_channel", answer);
         }
     }
 }
@@ -202,14 +292,16 @@ impl Drop for Cq {
 impl Drop for RawQp {
     fn drop(&mut self) {
         // SAFETY: created, destroyed once; windows that may be bound to it held it by count.
-        unsafe { (self.context().calls.destroy_qp)(self.raw) };
+        let answer = unsafe { (self.context().calls.destroy_qp)(self.raw) };
+        self.context().destroyed("ibv_destroy_qp", answer);
     }
 }
 
 impl Drop for Mw {
     fn drop(&mut self) {
         // SAFETY: allocated, freed once. A bound window is unbound by it (ibv_alloc_mw(3)).
-        unsafe { ibv_dealloc_mw(self.raw) };
+        let answer = unsafe { ibv_dealloc_mw(self.raw) };
+        self.pd.context.destroyed("ibv_dealloc_mw", answer);
     }
 }
 
@@ -224,3 +316,6 @@ macro_rules! any_thread {
 }
 
 any_thread!(Context Pd Mr Cq RawQp Mw);
+
+/// Complaints that are kept until somebody asks.
+const MOST_COMPLAINTS: usize = 64;

@@ -445,13 +445,15 @@ pub(super) fn hand_over(
         return Err(null());
     };
     let mut bad: *mut ibv_send_wr = null_mut();
-    // SAFETY: both are requests of the chain, which is borrowed mutably, so that no reference to one of them or to a piece is
-    // alive. `first`, `next` and `sg_list` are copies of the pointers that the chain writes through itself (`Array`), so that
-    // no write since has made them void. Each `next` is the request behind it, or a fence that leads to it, of an array of the
-    // same kind that is borrowed as well; hence the first leads to the last, and with the link after that one taken out they
-    // end in null; `num_sge` is at most the pieces that were written at `sg_list`. The queue pair is held by its slot, and the
-    // requests name memory and windows that the device value or the queue pair holds. The library reads them, writes none,
-    // and keeps no pointer when it returns (`ibv_post_send(3)`).
+    // The chain is borrowed mutably, so that no reference to one of its requests or to a piece is alive. `first`, `next` and
+    // `sg_list` are copies of the pointers that the chain writes through itself (`Array`), so that no write since has made them
+    // void. Each `next` is the request behind it, or a fence that leads to it, of an array of the same kind that is borrowed as
+    // well; hence the first leads to the last, and with the link after that one taken out they end in null; `num_sge` is at most
+    // the pieces that were written at `sg_list`. The library reads them, writes none, and keeps no pointer when it returns
+    // (`ibv_post_send(3)`).
+    // SAFETY: `first` and `last` are requests of the chain or fences before them, `first` leads to `last` and no further, and
+    // nothing else refers to them. The queue pair is held by its slot, and the requests name memory and windows that the device
+    // value or the queue pair holds.
     let failed = unsafe {
         let next = core::mem::replace(&mut (*last).next, null_mut());
         let failed = ibv_post_send(raw, first, &mut bad);

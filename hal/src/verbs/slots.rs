@@ -130,6 +130,18 @@ impl Slot {
         self.owner | Token::RECEIVE | position as u64
     }
 
+    /// Whether a request of this queue pair has been posted and is not known to be done. Completions of a queue come in
+    /// order, so that one behind which another was seen is done.
+    #[inline]
+    pub(super) const fn is_outstanding(&self, token: Token) -> bool {
+        let (freed, tail) = if token.receive {
+            (self.recv_freed, self.recv_tail)
+        } else {
+            (self.freed, self.tail)
+        };
+        token.position.wrapping_sub(freed) < tail.wrapping_sub(freed)
+    }
+
     /// Send work requests that it has room for.
     #[inline]
     pub(super) const fn room(&self) -> u32 {

@@ -92,11 +92,8 @@ impl Stub {
     /// A new one. An automatic one completes every receive and every signalled request at once.
     #[must_use]
     pub fn new(automatic: bool) -> Self {
-        let context = Arc::new(Context {
-            raw: Provider::start(Scenario::default(), automatic),
-            calls: CALLS,
-        });
-        Self::of(context)
+        let raw = Provider::start(Scenario::default(), automatic);
+        Self::of(Arc::new(Context::new(raw, CALLS)))
     }
 
     fn of(context: Arc<Context>) -> Self {
@@ -256,6 +253,12 @@ impl Stub {
     pub fn destroyed(&self) -> Vec<&'static str> {
         // SAFETY: as in `queue_pair`.
         unsafe { core::mem::take(&mut (*self.provider()).destroyed) }
+    }
+
+    /// What has gone wrong since it was last asked.
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
+        self.context.complaints()
     }
 
     fn provider(&self) -> *mut Provider {
@@ -419,17 +422,16 @@ const unsafe extern "C" fn req_notify_cq(_: *mut ibv_cq, _: c_int) -> c_int {
     0
 }
 
-/// Notes that it was destroyed, and frees it.
+/// Notes that it was destroyed, and frees it, also where it is told to fail: it is asked once.
 macro_rules! destroys {
     ($($name:ident($type:ty);)+) => {$(
         unsafe extern "C" fn $name(object: *mut $type) -> c_int {
             // SAFETY: made by `Box` here, destroyed once; the context outlives it.
             unsafe {
                 let context: *mut ibv_context = (*object).context;
-                (*Provider::of(context)).destroyed.push(stringify!($name));
                 drop(Box::from_raw(object));
+                (*Provider::of(context)).destroys(stringify!($name))
             }
-            0
         }
     )+};
 }
@@ -448,14 +450,13 @@ unsafe extern "C" fn dealloc_pd(pd: *mut ibv_pd) -> c_int {
         let provider = &mut *Provider::of((*pd).context);
         let parent = provider.parents.contains(&pd);
         provider.parents.retain(|known| *known != pd);
-        provider.destroyed.push(if parent {
+        drop(Box::from_raw(pd));
+        provider.destroys(if parent {
             "dealloc_parent_domain"
         } else {
             "dealloc_pd"
-        });
-        drop(Box::from_raw(pd));
+        })
     }
-    0
 }
 
 unsafe extern "C" fn close_device(context: *mut ibv_context) -> c_int {

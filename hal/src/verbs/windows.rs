@@ -72,6 +72,8 @@ pub(super) struct Windows {
     /// From the index of a key to a slot: open addressing, at most half full.
     places: Box<[u32]>,
     shift: u32,
+    /// Every slot before this one is taken.
+    pub(super) vacant_from: usize,
 }
 
 impl Windows {
@@ -82,12 +84,14 @@ impl Windows {
             held: core::iter::repeat_with(|| None).take(most).collect(),
             places: vec![NONE; places].into_boxed_slice(),
             shift: u32::BITS - places.trailing_zeros(),
+            vacant_from: 0,
         }
     }
 
     /// Takes a window over.
     pub(super) fn adopt(&mut self, window: Window) -> Result<(Region, RKey), Window> {
-        let Some(at) = self.held.iter().position(Option::is_none) else {
+        let mut slots = self.held.iter().enumerate().skip(self.vacant_from);
+        let Some((at, _)) = slots.find(|(_, held)| held.is_none()) else {
             return Err(window);
         };
         let (key, raw, pd) = (window.key(), window.raw(), window.domain());
@@ -112,7 +116,8 @@ impl Windows {
             floor: serial.wrapping_add(1),
             chain: 0,
         };
-        self.rebuild();
+        self.vacant_from = at.wrapping_add(1);
+        self.place_at(region, key);
         Ok((Region(region), key))
     }
 
@@ -128,7 +133,9 @@ impl Windows {
         // What still comes back of it is void.
         slot.serial = slot.serial.wrapping_add(1);
         slot.floor = slot.serial.wrapping_add(1);
-        self.rebuild();
+        let key = slot.key;
+        self.vacant_from = self.vacant_from.min(region.0 as usize);
+        self.displace(region.0, key);
         Some((window, binding))
     }
 
@@ -221,21 +228,49 @@ impl Windows {
         ((key.0 >> 8).wrapping_mul(0x9e37_79b1) >> self.shift) as usize
     }
 
-    fn rebuild(&mut self) {
-        self.places.fill(NONE);
+    /// Puts a slot behind the index of its key. Half of the places are empty.
+    fn place_at(&mut self, region: u32, key: RKey) {
         let mask = self.places.len().wrapping_sub(1);
-        for region in 0..self.slots.len() {
-            let Some(slot) = self.slots.get(region).filter(|slot| !slot.raw.is_null()) else {
-                continue;
+        let mut at = self.place(key);
+        while self.places.get(at).is_some_and(|place| *place != NONE) {
+            at = at.wrapping_add(1) & mask;
+        }
+        if let Some(place) = self.places.get_mut(at) {
+            *place = region;
+        }
+    }
+
+    /// Takes a slot out of the places. Those behind it that had to go on because of it come forward, so that a search may end
+    /// at the first empty place.
+    fn displace(&mut self, region: u32, key: RKey) {
+        let mask = self.places.len().wrapping_sub(1);
+        let mut hole = self.place(key);
+        while self.places.get(hole).is_some_and(|place| *place != region) {
+            if self.places.get(hole) == Some(&NONE) {
+                return;
+            }
+            hole = hole.wrapping_add(1) & mask;
+        }
+        let mut at = hole;
+        loop {
+            at = at.wrapping_add(1) & mask;
+            let other = self.places.get(at).copied().unwrap_or(NONE);
+            let Some(slot) = self.slots.get(other as usize) else {
+                break;
             };
-            let mut at = self.place(slot.key);
-            // Half of the places are empty.
-            while self.places.get(at).is_some_and(|place| *place != NONE) {
-                at = at.wrapping_add(1) & mask;
+            // From where its search begins; one that begins behind the hole stays.
+            let from = self.place(slot.key);
+            let way = at.wrapping_sub(from) & mask;
+            if at.wrapping_sub(hole) & mask > way {
+                continue;
             }
-            if let (Some(place), Ok(region)) = (self.places.get_mut(at), u32::try_from(region)) {
-                *place = region;
+            if let Some(place) = self.places.get_mut(hole) {
+                *place = other;
             }
+            hole = at;
+        }
+        if let Some(place) = self.places.get_mut(hole) {
+            *place = NONE;
         }
     }
 }

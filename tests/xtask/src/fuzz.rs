@@ -17,14 +17,53 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
     all(workspace, report, SHORT, None, Some(1));
 }
 
-/// Runs one target or all of them, each for `seconds`, with inputs that no run had before.
-pub(crate) fn targets(
-    workspace: &Workspace,
-    report: &mut Report,
+/// Runs one target or all of them, each for so long, with inputs that no run had before.
+pub(crate) fn targets(workspace: &Workspace, report: &mut Report, asked: Asked<'_>) {
+    all(workspace, report, asked.seconds, asked.target, None);
+}
+
+/// What is to be run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Asked<'a> {
     seconds: u64,
-    only: Option<&str>,
-) {
-    all(workspace, report, seconds, only, None);
+    target: Option<&'a str>,
+}
+
+impl<'a> Asked<'a> {
+    /// `[SECONDS] [TARGET]`, with one of the known targets.
+    pub(crate) fn parse(words: &[&'a str], known: &[String]) -> Result<Self> {
+        let (seconds, target) = match *words {
+            [] => (SHORT, None),
+            [first] => match first.parse() {
+                Ok(seconds) => (seconds, None),
+                Err(_) => (SHORT, Some(first)),
+            },
+            [seconds, target] => {
+                let parsed = seconds.parse();
+                let wrong = || format!("`{seconds}` is no number of seconds: {USAGE}");
+                (parsed.with_context(wrong)?, Some(target))
+            }
+            _ => bail!("{USAGE}"),
+        };
+        if let Some(target) = target
+            && !known.iter().any(|known| known == target)
+        {
+            bail!(
+                "no such target: `{target}`; there are {}: {USAGE}",
+                known.join(", ")
+            );
+        }
+        Ok(Self { seconds, target })
+    }
+}
+
+/// The names of the targets.
+pub(crate) fn known(workspace: &Workspace) -> Vec<String> {
+    let sources = files(&workspace.root.join(FOLDER).join("fuzz_targets"), |name| {
+        name.ends_with(".rs")
+    });
+    let names = sources.iter().map(|name| name.trim_end_matches(".rs"));
+    names.map(str::to_owned).collect()
 }
 
 fn all(
@@ -46,24 +85,10 @@ fn all(
     if missing.is_some() {
         return;
     }
-    let known = files(&workspace.root.join(FOLDER).join("fuzz_targets"), |name| {
-        name.ends_with(".rs")
-    });
-    let known: Vec<&str> = known
-        .iter()
-        .map(|name| name.trim_end_matches(".rs"))
-        .collect();
-    if let Some(only) = only
-        && !known.contains(&only)
-    {
-        report.step(&format!("fuzz {only}"), || {
-            bail!("no such target; there are {}", known.join(", "))
-        });
-    }
-    for target in known {
+    for target in known(workspace) {
         if only.is_none_or(|only| only == target) {
             report.step(&format!("fuzz {target}"), || {
-                fuzz(workspace, target, seconds, seed)
+                fuzz(workspace, &target, seconds, seed)
             });
         }
     }
@@ -150,7 +175,9 @@ fn runs(output: &str) -> Option<u64> {
 }
 
 /// Seconds for each target where nobody says.
-pub(crate) const SHORT: u64 = 8;
+const SHORT: u64 = 8;
+
+const USAGE: &str = "cargo xtask fuzz [SECONDS] [TARGET]";
 
 /// To read a corpus, and to finish the last run.
 const GRACE: u64 = 120;
@@ -160,7 +187,32 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 #[cfg(test)]
 mod tests {
-    use super::runs;
+    use super::{Asked, SHORT, runs};
+
+    #[test]
+    fn wrong_words_are_refused_before_anything_is_built() {
+        let known = ["conn", "message"].map(str::to_owned);
+        let parse = |words: &[&'static str]| Asked::parse(words, &known);
+        let asked = |seconds, target| Asked { seconds, target };
+        assert_eq!(parse(&[]).unwrap(), asked(SHORT, None));
+        assert_eq!(parse(&["30"]).unwrap(), asked(30, None));
+        assert_eq!(parse(&["conn"]).unwrap(), asked(SHORT, Some("conn")));
+        assert_eq!(parse(&["5", "message"]).unwrap(), asked(5, Some("message")));
+        for (words, said) in [
+            (
+                &["con"] as &[_],
+                "no such target: `con`; there are conn, message",
+            ),
+            (&["--max"], "no such target: `--max`"),
+            (&["5", "x"], "no such target: `x`"),
+            (&["message", "5"], "`message` is no number of seconds"),
+            (&["5", "conn", "message"], "fuzz [SECONDS] [TARGET]"),
+        ] {
+            let error = format!("{:#}", parse(words).unwrap_err());
+            assert!(error.contains(said), "{words:?}: {error}");
+            assert!(error.contains("[SECONDS] [TARGET]"), "{words:?}: {error}");
+        }
+    }
 
     #[test]
     fn the_number_of_runs_is_read_as_libfuzzer_writes_it() {

@@ -15,9 +15,10 @@ mod tools;
 mod workspace;
 
 use std::env;
+use std::io::Write as _;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::report::Report;
 use crate::workspace::Workspace;
@@ -38,6 +39,17 @@ fn main() -> ExitCode {
 /// Does what is asked; whether all of it went well.
 fn verb(words: &[&str]) -> Result<bool> {
     let workspace = Workspace::find()?;
+    if let Some(mut text) = help(words) {
+        text += &match words.first() {
+            Some(&"fuzz") => format!("\ntargets: {}\n", fuzz::known(&workspace).join(", ")),
+            Some(&"kernel") => format!("\ncases:\n{}", kernel::list()),
+            Some(&"locate") => format!("\nplants: {}\n", probe::plants().join(", ")),
+            _ => String::new(),
+        };
+        // Who closes the pipe has seen enough.
+        let _ = std::io::stdout().write_all(text.as_bytes());
+        return Ok(true);
+    }
     match *words {
         ["test"] => test(&workspace, Report::new(false)),
         ["test", "--strict"] => test(&workspace, Report::new(true)),
@@ -68,20 +80,9 @@ fn verb(words: &[&str]) -> Result<bool> {
             Ok(report.finish())
         }
         ["fuzz", ref words @ ..] => {
-            let (seconds, target) = match *words {
-                [] => (fuzz::SHORT, None),
-                [first] => match first.parse() {
-                    Ok(seconds) => (seconds, None),
-                    Err(_) => (fuzz::SHORT, Some(first)),
-                },
-                [seconds, target] => (
-                    seconds.parse().context("fuzz [SECONDS] [TARGET]")?,
-                    Some(target),
-                ),
-                _ => bail!("fuzz [SECONDS] [TARGET]"),
-            };
+            let asked = fuzz::Asked::parse(words, &fuzz::known(&workspace))?;
             let mut report = Report::new(false);
-            fuzz::targets(&workspace, &mut report, seconds, target);
+            fuzz::targets(&workspace, &mut report, asked);
             Ok(report.finish())
         }
         ["wireshark"] => {
@@ -91,12 +92,44 @@ fn verb(words: &[&str]) -> Result<bool> {
         }
         ["kernel", ref words @ ..] => kernel_verb(&workspace, words),
         ["bench", ref arguments @ ..] => program::bench(&workspace, arguments),
-        [] | ["help" | "--help" | "-h"] => {
-            print!("{HELP}");
-            Ok(true)
-        }
-        _ => bail!("no such task: `{}`\n\n{HELP}", words.join(" ")),
+        _ => bail!(
+            "no such task: `{}`\n\n{}",
+            words.join(" "),
+            words
+                .first()
+                .and_then(|verb| usage(verb))
+                .unwrap_or_else(|| HELP.to_owned())
+        ),
     }
+}
+
+/// What is printed for who asks for help: of a verb, if it is named.
+fn help(words: &[&str]) -> Option<String> {
+    let asks = |word: &&str| matches!(*word, "--help" | "-h");
+    let verb = match *words {
+        [] | ["help"] => return Some(HELP.to_owned()),
+        ["help", verb] => verb,
+        [first, ..] if asks(&first) => return Some(HELP.to_owned()),
+        [verb, ref rest @ ..] if rest.iter().any(asks) => verb,
+        _ => return None,
+    };
+    Some(usage(verb).unwrap_or_else(|| HELP.to_owned()))
+}
+
+/// What [`HELP`] says of a verb: lines that begin with it, and those that go on.
+fn usage(verb: &str) -> Option<String> {
+    let mut text = String::new();
+    let mut ours = false;
+    for line in HELP.lines() {
+        if !line.starts_with("   ") {
+            ours = line.split_whitespace().next() == Some(verb) && line.starts_with("  ");
+        }
+        if ours {
+            text.push_str(line);
+            text.push('\n');
+        }
+    }
+    (!text.is_empty()).then(|| format!("cargo xtask VERB\n\n{text}"))
 }
 
 fn test(workspace: &Workspace, mut report: Report) -> Result<bool> {
@@ -125,6 +158,10 @@ fn kernel_verb(workspace: &Workspace, words: &[&str]) -> Result<bool> {
             ),
         }
     }
+    ensure!(
+        case.is_none() || script.is_none(),
+        "--case or --script, not both"
+    );
     let mut report = Report::new(strict);
     match script {
         Some(path) => kernel::script(workspace, &mut report, path)?,
@@ -156,3 +193,49 @@ cargo xtask VERB
                   a shell script of yours in such a guest, in which rxe0 exists
   bench [ARGS]    the microbenchmarks
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::{HELP, help, usage};
+
+    #[test]
+    fn help_is_given_for_every_verb_wherever_it_is_asked_for() {
+        let verbs = [
+            "test",
+            "ci",
+            "probe",
+            "locate",
+            "loom",
+            "program",
+            "sanitize",
+            "fuzz",
+            "wireshark",
+            "kernel",
+            "bench",
+        ];
+        for verb in verbs {
+            let text = usage(verb).unwrap();
+            assert!(text.contains(&format!("\n  {verb} ")), "{text}");
+            for words in [
+                &[verb, "--help"] as &[_],
+                &[verb, "-h"],
+                &["help", verb],
+                &[verb, "5", "--help"],
+            ] {
+                assert_eq!(help(words).as_ref(), Some(&text), "{words:?}");
+            }
+            assert_eq!(help(&[verb]), None);
+        }
+        assert_eq!(usage("kernel").unwrap().lines().count(), 7);
+        for words in [
+            &[] as &[_],
+            &["help"],
+            &["--help"],
+            &["-h"],
+            &["nonsense", "-h"],
+        ] {
+            assert_eq!(help(words).as_deref(), Some(HELP), "{words:?}");
+        }
+        assert_eq!(help(&["kernel", "--case", "x"]), None);
+    }
+}

@@ -54,8 +54,17 @@ pub(crate) fn steps(workspace: &Workspace, report: &mut Report) {
     }
 }
 
+/// The names of the planted mistakes.
+pub(crate) fn plants() -> Vec<&'static str> {
+    PLANTS.iter().map(|(plant, _)| *plant).collect()
+}
+
 /// Prints the source lines that can panic; whether there are none.
 pub(crate) fn locate(workspace: &Workspace, plants: &[&str]) -> Result<bool> {
+    let known = self::plants();
+    if let Some(wrong) = plants.iter().find(|plant| !known.contains(plant)) {
+        bail!("no such plant: `{wrong}`; there are {}", known.join(", "));
+    }
     for program in ["objdump", "addr2line"] {
         if let Err(why) = tools::need(workspace, program, "binutils")? {
             bail!("{why}");

@@ -7,11 +7,9 @@ use o2poll_dataplane::peer::{Extensions, Local};
 use o2poll_dataplane::poller;
 use o2poll_dataplane::wire::Nid;
 
-use super::{
-    CmError, CompletionQueue, Core, DeviceError, Domain, SERVICE, Settings, Shape, depth_of,
-};
-use crate::verbs::Device;
+use super::{CmError, CompletionQueue, Core, Domain, SERVICE, Settings, depth_of};
 use crate::verbs::stub::{Scenario, Stub};
+use crate::verbs::{Device, DeviceError, Shape};
 
 const fn settings() -> Settings {
     Settings {

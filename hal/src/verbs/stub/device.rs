@@ -152,6 +152,12 @@ impl Provider {
             .is_some()
     }
 
+    /// Notes that something was destroyed; the error number that this is to fail with, or 0.
+    pub(super) fn destroys(&mut self, call: &'static str) -> c_int {
+        self.destroyed.push(call);
+        failure(&self.scenario, call).unwrap_or(0)
+    }
+
     fn make(&mut self, call: &'static str, domain: *mut ibv_pd) {
         let domain = domain.addr();
         self.made.push(Made { call, domain });

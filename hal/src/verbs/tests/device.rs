@@ -234,6 +234,70 @@ fn a_core_that_goes_takes_its_windows_queue_pairs_and_memory_before_their_domain
     );
 }
 
+#[test]
+fn what_cannot_be_destroyed_is_told_by_name_and_number_and_the_rest_goes_on() {
+    let calls = [
+        ("dealloc_mw", libc::EBUSY),
+        ("destroy_qp", libc::EINVAL),
+        ("dereg_mr", libc::EBUSY),
+        ("destroy_cq", libc::EBUSY),
+        ("dealloc_parent_domain", libc::EBUSY),
+        ("dealloc_td", libc::EIO),
+    ];
+    let scenario = Scenario {
+        fails: calls.to_vec(),
+        ..lock_free()
+    };
+    let (device, stub) = Stub::open(scenario).unwrap();
+    let domain = Domain::new(&device).unwrap();
+    let cq = CompletionQueue::in_domain(&domain, 64, false).unwrap();
+    let mut nic = Verbs::new(&device, cq.clone(), &Findings::default(), LIMITS).unwrap();
+    nic.adopt(QueuePair::new(&domain, &cq, SHAPE).unwrap())
+        .unwrap();
+    nic.adopt_window(domain.window().unwrap()).unwrap();
+    assert_eq!(device.complaints(), [""; 0]);
+    drop((cq, domain, nic));
+    // Each is asked once, whatever it says, and in the same order.
+    assert_eq!(
+        stub.destroyed(),
+        [
+            "dealloc_mw",
+            "destroy_qp",
+            "dereg_mr",
+            "dealloc_pd",
+            "destroy_cq",
+            "dealloc_parent_domain",
+            "dealloc_td",
+            "dealloc_pd",
+        ]
+    );
+    let told = device.complaints();
+    assert_eq!(told.len(), calls.len(), "{told:#?}");
+    for ((call, errno), line) in calls.into_iter().zip(&told) {
+        let call = call.replace("dealloc_parent_domain", "dealloc_pd of a parent domain");
+        let said = format!("ibv_{call}: {}", std::io::Error::from_raw_os_error(errno));
+        assert!(line.starts_with(&said), "{line}");
+    }
+    assert_eq!(device.complaints(), [""; 0], "once");
+}
+
+#[test]
+fn a_device_on_which_nothing_can_be_destroyed_is_told_of_in_a_few_lines() {
+    let scenario = Scenario {
+        fails: vec![("dealloc_mw", libc::EBUSY)],
+        ..Scenario::default()
+    };
+    let (device, stub) = Stub::open(scenario).unwrap();
+    let domain = Domain::new(&device).unwrap();
+    for _ in 0..1000 {
+        drop(domain.window().unwrap());
+    }
+    assert_eq!(stub.destroyed().len(), 1000);
+    let told = device.complaints();
+    assert_eq!(told.len(), 65);
+    assert_eq!(told[64], "and 936 calls more that failed");
+}
+
 /// `rdma-core` answers EOPNOTSUPP for what a provider does not have: that is no news. Anything else is.
 #[test]
 fn a_provider_without_thread_domains_is_passed_over_and_one_that_refuses_is_told_of() {

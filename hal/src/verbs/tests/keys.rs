@@ -8,7 +8,9 @@ use rdma_core_sys::types::{
     IBV_WC_MW_BIND_ERR, IBV_WC_WR_FLUSH_ERR, IBV_WR_BIND_MW, IBV_WR_LOCAL_INV, IBV_WR_SEND, ibv_wc,
 };
 
-use super::{LENGTH, START, World, done, failed};
+use super::{LENGTH, LIMITS, START, World, done, failed};
+use crate::verbs::stub::Stub;
+use crate::verbs::{Limits, Quirks};
 
 #[test]
 fn a_key_moves_only_with_a_bind_that_was_accepted() {
@@ -364,6 +366,55 @@ fn windows_are_found_by_their_keys_whoever_comes_and_goes() {
             let again = world.nic.adopt_window(window).unwrap();
             assert_eq!(again, (region, key));
             *held.iter_mut().find(|one| one.0 == region).unwrap() = again;
+        }
+    }
+}
+
+/// Starting a node adopts tens of thousands of windows, and none may look at all that came before it.
+#[test]
+fn a_window_is_placed_without_a_look_at_the_others_and_found_whoever_has_gone() {
+    const MOST: u32 = 300;
+    let stub = Stub::new(false);
+    let limits = Limits {
+        windows: MOST,
+        ..LIMITS
+    };
+    let mut nic = stub.nic(limits, Quirks::RXE);
+    let mut held = Vec::new();
+    for n in 0..MOST {
+        let (region, key) = nic.adopt_window(stub.window()).unwrap();
+        assert_eq!(region.0, n);
+        assert_eq!(nic.windows.vacant_from, n as usize + 1);
+        held.push((region, key));
+    }
+    assert!(nic.adopt_window(stub.window()).is_err());
+    let mut random = 7_usize;
+    let mut next = |most: usize| {
+        random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (random >> 33) % most
+    };
+    for _ in 0..200 {
+        // Many leave, in any order, and as many come.
+        let mut gone = Vec::new();
+        for _ in 0..next(60) {
+            let (region, key) = held.swap_remove(next(held.len()));
+            assert!(nic.retire_window(region).is_some());
+            gone.push((region.0, key));
+        }
+        for (_, key) in &gone {
+            assert_eq!(nic.windows.find(*key), None);
+        }
+        for (region, key) in &held {
+            assert_eq!(nic.windows.find(*key), Some(region.0));
+        }
+        gone.sort_unstable_by_key(|(region, _)| *region);
+        if let Some((lowest, _)) = gone.first() {
+            assert!(nic.windows.vacant_from <= *lowest as usize);
+        }
+        for (lowest, _) in gone {
+            let (region, key) = nic.adopt_window(stub.window()).unwrap();
+            assert_eq!(region.0, lowest, "the lowest place first");
+            held.push((region, key));
         }
     }
 }
