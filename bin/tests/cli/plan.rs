@@ -123,7 +123,7 @@ fn a_limit_that_lowers_the_depth_is_named_with_both_depths() {
     let output = o2poll(&["plan".as_ref(), file.as_os_str()]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        text(&output.stderr).contains("max_qp = 1"),
+        text(&output.stderr).contains("max_qp of the device is 1"),
         "{}",
         text(&output.stderr)
     );

@@ -55,7 +55,7 @@ pub struct Counts {
     pub spoiled: u64,
     /// Chains that the device took in part.
     pub cut: u64,
-    /// Completions of queue pairs that are gone.
+    /// Completions of queue pairs that are gone, and of fences that were flushed.
     pub strangers: u64,
     /// Completions of requests that were not outstanding: a `wr_id` twice, or one that was never posted. Each puts its
     /// queue pair in error.

@@ -451,8 +451,9 @@ pub(super) fn hand_over(
     // well; hence the first leads to the last, and with the link after that one taken out they end in null; `num_sge` is at most
     // the pieces that were written at `sg_list`. The library reads them, writes none, and keeps no pointer when it returns
     // (`ibv_post_send(3)`).
-    // SAFETY: `first` and `last` are requests of the chain, `first` leads to `last` and no further, and nothing else refers to them.
-    // The queue pair is held by its slot, and the requests name memory and windows that the device value or the queue pair holds.
+    // SAFETY: `first` and `last` are requests of the chain or fences before them, `first` leads to `last` and no further, and
+    // nothing else refers to them. The queue pair is held by its slot, and the requests name memory and windows that the device
+    // value or the queue pair holds.
     let failed = unsafe {
         let next = core::mem::replace(&mut (*last).next, null_mut());
         let failed = ibv_post_send(raw, first, &mut bad);
