@@ -71,7 +71,6 @@ fn pools() {
         Pool::<'_, Value>::push_back,
         Pool::<'_, Value>::push_front,
         Pool::<'_, Value>::pop_front,
-        Pool::<'_, Value>::front,
         Pool::<'_, Value>::unlink,
         Queue::len,
         Handle::from_bits,
