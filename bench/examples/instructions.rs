@@ -9,12 +9,21 @@ use std::env;
 
 use anyhow::{Context as _, Result, bail};
 use o2poll_bench::nodes::End;
-use o2poll_bench::rows::transfer::{Kind, alone};
+use o2poll_bench::rows::transfer::{Kind, alone, idle};
 
 fn main() -> Result<()> {
     let arguments: Vec<_> = env::args().skip(1).collect();
+    if let [kind, count] = &arguments[..]
+        && kind == "idle"
+    {
+        let mut run = idle();
+        measured(&mut run, count.parse().context("COUNT is a number")?);
+        return Ok(());
+    }
     let [kind, length, depth, count, rest @ ..] = &arguments[..] else {
-        bail!("usage: instructions immediate|get|put LENGTH IN_FLIGHT COUNT [done|inv|imm]");
+        bail!(
+            "usage: instructions immediate|get|put LENGTH IN_FLIGHT COUNT [done|inv|imm], or idle COUNT"
+        );
     };
     let kind = match &kind[..] {
         "immediate" => Kind::Immediate,

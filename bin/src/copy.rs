@@ -4,15 +4,14 @@
 //! the bytes of the first would be found there again), stand outside the spans that are timed.
 
 use o2poll_config::{CopyJob, Export, MAX_TRANSFER};
-use o2poll_dataplane::endpoint::{
-    Error, Event, MatchBits, Operation, Portal, Request, Submission, Token,
-};
+use o2poll_dataplane::endpoint::{Error, Event, MatchBits, Operation, Portal, Request, Submission};
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::time::Instant;
 use o2poll_dataplane::wire::Nid;
 use sha2::{Digest, Sha256};
 
 use crate::application::Turn;
+use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::{CoreCounters, Span};
 use crate::port::Port;
@@ -86,6 +85,8 @@ pub struct Copy {
     pub failure: Option<Error>,
     /// Transfers that failed with their connection and were made again.
     pub repeated: u64,
+    /// All of them, one by one.
+    pub ledger: Ledger,
     /// Bytes moved so far, of three times the file.
     pub(crate) moved: u64,
     pub(crate) length: u64,
@@ -130,6 +131,7 @@ impl Copy {
             found: [None, None],
             failure: None,
             repeated: 0,
+            ledger: Ledger::new(chunks.len()),
             moved: 0,
             length: file.length,
             chunks,
@@ -261,8 +263,9 @@ impl Copy {
             ),
             _ => (chunk.into, Operation::Get { optimized: true }),
         };
+        let token = self.ledger.token(index);
         let request = Request {
-            token: Token(index as u64),
+            token,
             connection: over.connection,
             portal: place.portal,
             match_bits: place.match_bits,
@@ -274,6 +277,7 @@ impl Copy {
         match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
                 links.begun(over);
+                self.ledger.posted(token, way == 1, Some(chunk.length));
                 if let Some(place) = self.over.get_mut(index) {
                     *place = over;
                 }
@@ -309,10 +313,12 @@ impl Copy {
         else {
             return;
         };
-        let index = usize::try_from(token.0).unwrap_or(usize::MAX);
+        let Some((index, outcome)) = self.ledger.ended(token, outcome) else {
+            return;
+        };
         self.take_back(index, memory);
         self.out = self.out.saturating_sub(1);
-        let (Some(chunk), Some(began)) = (self.chunks.get(index), self.began.get(index)) else {
+        let Some(began) = self.began.get(index) else {
             return;
         };
         let over = self.over.get(index).copied().unwrap_or_default();
@@ -321,14 +327,12 @@ impl Copy {
             return;
         }
         match outcome {
-            Ok(bytes) if bytes == chunk.length => {
+            Ok(bytes) => {
                 self.moved = self.moved.saturating_add(bytes.into());
                 if let Some(span) = self.spans.get_mut(way) {
                     span.record(way == 1, bytes, turn.now.since(*began));
                 }
             }
-            // A peer that moves less than it was asked for has not got it.
-            Ok(_) => self.fail(Error::NoRoom),
             Err(error) => self.fail(error),
         }
     }

@@ -5,9 +5,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::Arc;
 
 use o2poll_config::{self as config, Config};
-use o2poll_dataplane::endpoint::{
-    self, Event, MatchBits, Operation, Portal, Request, Submission, Token,
-};
+use o2poll_dataplane::endpoint::{self, Event, MatchBits, Operation, Portal, Request, Submission};
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
@@ -16,6 +14,7 @@ use o2poll_dataplane::wire::ping::{self, PingError, PingInfo};
 use crate::NodeError;
 use crate::application::{Application, Notice, Turn};
 use crate::copy::{Copy, Hash, Part};
+use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::CoreCounters;
 use crate::port::Port;
@@ -28,6 +27,7 @@ pub struct Job {
     links: Links,
     pings: Vec<Ping>,
     ping_memory: Option<&'static mut PageList<'static>>,
+    ledger: Ledger,
     /// The copy, and whose file it is.
     pub copy: Option<(Nid, Copy)>,
     /// The workload, and whose region it works on.
@@ -183,6 +183,7 @@ impl Job {
             } else {
                 Stage::Connecting
             },
+            ledger: Ledger::new(pings.len()),
             pings,
             ping_memory: None,
             copy,
@@ -204,6 +205,12 @@ impl Job {
         &self.pings
     }
 
+    /// All pings that were sent, one by one.
+    #[must_use]
+    pub const fn ping_ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
     /// Whether it was told to end before everything was done.
     #[must_use]
     pub const fn was_cut_short(&self) -> bool {
@@ -213,12 +220,11 @@ impl Job {
     fn ping(&mut self, port: &mut Port, turn: Turn, at: usize, out: bool) -> u32 {
         if out {
             let Some(event) = port.event() else { return 0 };
-            let next = if self.ponged(event, turn, at) {
-                at + 1
-            } else {
-                at
-            };
-            self.stage = Stage::Pinging(next, false);
+            match self.ponged(event, turn, at) {
+                Some(true) => self.stage = Stage::Pinging(at + 1, false),
+                Some(false) => self.stage = Stage::Pinging(at, false),
+                None => {}
+            }
             return 1;
         }
         let peer = self
@@ -242,8 +248,9 @@ impl Job {
         let Some(memory) = self.ping_memory.take() else {
             return 0;
         };
+        let token = self.ledger.token(at);
         let request = Request {
-            token: Token(at as u64),
+            token,
             connection: over.connection,
             portal: Portal(ping::PORTAL),
             match_bits: MatchBits(ping::MATCH_BITS),
@@ -255,6 +262,7 @@ impl Job {
         match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
                 self.links.begun(over);
+                self.ledger.posted(token, false, None);
                 if let Some(ping) = self.pings.get_mut(at) {
                     ping.submitted = turn.now;
                     ping.over = over;
@@ -271,18 +279,22 @@ impl Job {
         }
     }
 
-    /// Takes an answer in; false when the ping is to be sent again, since its connection has failed.
-    fn ponged(&mut self, event: Event<'static>, turn: Turn, at: usize) -> bool {
+    /// Takes an answer in; false when the ping is to be sent again, since its connection has failed, and `None` when it is not
+    /// the answer.
+    fn ponged(&mut self, event: Event<'static>, turn: Turn, at: usize) -> Option<bool> {
         let Event::Done {
-            outcome, memory, ..
+            token,
+            outcome,
+            memory,
         } = event
         else {
-            return true;
+            return None;
         };
+        let (_, outcome) = self.ledger.ended(token, outcome)?;
         let over = self.pings.get(at).map(|ping| ping.over).unwrap_or_default();
         if self.links.ended(over, outcome) && over != Over::default() {
             self.ping_memory = Some(memory);
-            return false;
+            return Some(false);
         }
         if let Some(ping) = self.pings.get_mut(at) {
             let latency = turn.now.since(ping.submitted);
@@ -293,7 +305,7 @@ impl Job {
             });
         }
         self.ping_memory = Some(memory);
-        true
+        Some(true)
     }
 
     fn tell(&self, turn: Turn) {
@@ -350,9 +362,15 @@ impl Application for Job {
     fn notice(&mut self, notice: Notice) {
         match notice {
             Notice::Finish => self.finish = self.stage != Stage::Over,
-            Notice::Connected { .. } | Notice::Gone { .. } | Notice::GivenUp { .. } => {
+            Notice::Connected { terms, .. } => {
+                if let Some((peer, workload)) = &mut self.workload
+                    && *peer == terms.peer
+                {
+                    workload.met(terms.peer_stamp);
+                }
                 self.links.notice(notice);
             }
+            Notice::Gone { .. } | Notice::GivenUp { .. } => self.links.notice(notice),
         }
     }
 

@@ -88,7 +88,7 @@
 //! | `control` | [`Control`]: the engine on the software device; `verbs::Control` on RDMA devices |
 //! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
-//! | `copy`, `workload`, `job` | what the program's nodes do |
+//! | `copy`, `workload`, `job`, `ledger` | what the program's nodes do, and that each transfer of it ends once |
 //! | `run`, `report`, `progress` | a whole run, what it found, what is seen meanwhile |
 //!
 //! # Memory
@@ -110,6 +110,7 @@ mod fabric;
 mod finished;
 mod job;
 mod keeper;
+mod ledger;
 mod links;
 mod maps;
 mod measure;
@@ -134,14 +135,15 @@ pub use devices::{Asked, BufferLine, DeviceLine, Devices};
 pub use error::NodeError;
 pub use finished::{Finished, FinishedCore, FinishedNode, FinishedThread};
 pub use job::{Job, NoPong, Ping, Pong, Progress, peers};
+pub use ledger::Ledger;
 pub use measure::{CoreCounters, Cost, Histogram, Span};
 pub use node::{Device, Link, Node, Wires};
 pub use o2poll_soft::Faults;
 pub use port::Port;
 pub use progress::Bars;
 pub use report::{
-    CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene, SpanLine,
-    ThreadLine, Verdict, VerificationLine,
+    AccountLine, CaptureLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, Scene,
+    SpanLine, ThreadLine, Verdict, VerificationLine,
 };
 pub use run::{Watcher, outline, run};
 pub use workload::Workload;

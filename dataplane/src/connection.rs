@@ -373,26 +373,22 @@ impl<'a> Connection<'a> {
     /// Whether something waits for anything else than a credit or room on the send queue.
     #[inline]
     pub(crate) const fn holds_back(&self) -> bool {
-        !self.waiting.is_empty()
-            || !self.copies.is_empty()
-            || !self.mappings.is_empty()
-            || !self.held.is_empty()
-            || !self.held_replies.is_empty()
-            || !self.reposts.is_empty()
+        let waiting = self.waiting.len() | self.copies.len() | self.mappings.len();
+        let held = self.held.len() | self.held_replies.len() | self.reposts.len();
+        waiting | held != 0
     }
 
     /// Whether anything waits that a later poll must look at again.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        // A NOOP that the device did not take, or for which there was no buffer.
-        self.wants_noop(false)
+        let asks = self.reserve.len() | self.credited.len();
+        let answers = self.answers.len() | self.invalidates.len();
+        asks | answers != 0
             || self.holds_back()
-            || !self.reserve.is_empty()
-            || !self.credited.is_empty()
-            || !self.answers.is_empty()
-            || !self.invalidates.is_empty()
             || self.untold.is_some()
             || matches!(self.state, State::Closing)
+            // A NOOP that the device did not take, or for which there was no buffer.
+            || self.wants_noop(false)
     }
 }
 

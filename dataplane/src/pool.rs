@@ -81,26 +81,6 @@ pub enum Kind {
     Fence = 8,
 }
 
-/// By their numbers. The four bits above number WRITEs.
-const KINDS: [Option<Kind>; 16] = [
-    None,
-    Some(Kind::Send),
-    Some(Kind::Write),
-    Some(Kind::Register),
-    Some(Kind::Invalidate),
-    Some(Kind::Noop),
-    Some(Kind::Receive),
-    Some(Kind::Drain),
-    Some(Kind::Fence),
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-    None,
-];
-
 /// Kind and handle in one work request id.
 #[must_use]
 pub const fn pack(kind: Kind, handle: Handle) -> WrId {
@@ -119,13 +99,18 @@ pub const fn pack_write(handle: Handle, nth: u16) -> WrId {
 #[inline]
 #[must_use]
 pub const fn unpack(id: WrId) -> Option<(Kind, Handle)> {
-    let Some(kind) = KINDS[((id.0 >> 56) & 15) as usize] else {
-        return None;
+    // The four bits above the kind number WRITEs, and nothing else is numbered.
+    let kind = match id.0 >> 56 {
+        1 => Kind::Send,
+        code if code & 15 == 2 => Kind::Write,
+        3 => Kind::Register,
+        4 => Kind::Invalidate,
+        5 => Kind::Noop,
+        6 => Kind::Receive,
+        7 => Kind::Drain,
+        8 => Kind::Fence,
+        _ => return None,
     };
-    // Only WRITEs are numbered.
-    if id.0 >> 60 != 0 && !matches!(kind, Kind::Write) {
-        return None;
-    }
     Some((kind, Handle::from_bits(id.0 & 0x00ff_ffff_ffff_ffff)))
 }
 
@@ -152,6 +137,22 @@ impl<T> Slot<T> {
 impl<T> Default for Slot<T> {
     fn default() -> Self {
         Self::vacant()
+    }
+}
+
+/// Makes the [cookies](Pool::cookie) of a pool.
+#[derive(Clone, Copy, Debug)]
+pub struct Cookies {
+    /// Bits of an index.
+    shift: u32,
+}
+
+impl Cookies {
+    /// [`Pool::cookie`].
+    #[inline]
+    #[must_use]
+    pub const fn of(self, handle: Handle) -> u64 {
+        (handle.generation as u64).wrapping_shl(self.shift) | handle.index as u64
     }
 }
 
@@ -191,7 +192,14 @@ impl<'a, T> Pool<'a, T> {
     #[inline]
     #[must_use]
     pub const fn cookie(&self, handle: Handle) -> u64 {
-        (handle.generation as u64).wrapping_shl(self.shift) | handle.index as u64
+        self.cookies().of(handle)
+    }
+
+    /// What makes [cookies](Self::cookie) of this pool's handles.
+    #[inline]
+    #[must_use]
+    pub const fn cookies(&self) -> Cookies {
+        Cookies { shift: self.shift }
     }
 
     /// The inverse of [`cookie`](Self::cookie). Any word is accepted: a handle that names nothing is found out when
@@ -372,28 +380,26 @@ impl<'a, T> Pool<'a, T> {
     /// Takes the oldest out of a queue.
     #[inline]
     pub fn pop_front(&mut self, queue: &mut Queue) -> Option<Handle> {
+        let (handle, _) = self.take_front(queue)?;
+        Some(handle)
+    }
+
+    /// As [`pop_front`](Self::pop_front), with its value, to change.
+    #[inline]
+    pub fn take_front(&mut self, queue: &mut Queue) -> Option<(Handle, &mut T)> {
         let length = queue.length.checked_sub(1)?;
         let index = queue.head;
         let slot = self.slots.get_mut(index as usize)?;
-        slot.value.as_ref()?;
+        let value = slot.value.as_mut()?;
         // Of an empty queue nobody looks at the ends.
         queue.head = slot.next;
         queue.length = length;
         slot.next = NONE;
-        Some(Handle {
+        let handle = Handle {
             index,
             generation: slot.generation,
-        })
-    }
-
-    /// The oldest of a queue.
-    #[inline]
-    #[must_use]
-    pub fn front(&self, queue: &Queue) -> Option<Handle> {
-        if queue.length == 0 {
-            return None;
-        }
-        self.at(queue.head as usize)
+        };
+        Some((handle, value))
     }
 
     /// The value of the oldest.
@@ -530,7 +536,7 @@ mod tests {
         assert_eq!(pool.pop_front(&mut queue), Some(c));
         assert_eq!(pool.pop_front(&mut queue), None);
         assert!(pool.push_front(&mut queue, b));
-        assert_eq!(pool.front(&queue), Some(b));
+        assert_eq!(pool.first(&queue), Some(&2));
         assert!(queue.len() == 1 && !queue.is_empty());
     }
 

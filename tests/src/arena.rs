@@ -39,14 +39,25 @@ impl Arena {
 
     /// The same, with rights of peers: with one of them the local key is a remote key over all of it.
     pub fn granting<W: Wire>(device: &mut Soft<'static, W>, length: usize, rights: Rights) -> Self {
+        Self::registered(length, rights, |base| {
+            // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
+            // through `peek`, which copies.
+            let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
+            device.register(memory).expect("room for one memory")
+        })
+    }
+
+    /// The same, registered by `register`, which is told where the bytes begin and says which key they have.
+    pub fn registered(
+        length: usize,
+        rights: Rights,
+        register: impl FnOnce(NonNull<u8>) -> LKey,
+    ) -> Self {
         // Zeroed, so that pages nobody takes cost nothing.
         let backing = lend_all(vec![0_u8; length + 4096]);
         let start = backing.as_ptr().align_offset(4096);
         let base = NonNull::from(&mut backing[start..start + length]).cast::<u8>();
-        // SAFETY: leaked, so valid for ever; handed out once by `take`, and looked at from outside only
-        // through `peek`, which copies.
-        let memory = unsafe { Memory::new(base, length, 0) }.with_rights(rights);
-        let lkey = device.register(memory).expect("room for one memory");
+        let lkey = register(base);
         Self {
             base,
             length,

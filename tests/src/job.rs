@@ -9,7 +9,8 @@ use o2poll_dataplane::wire::{IMMEDIATE_PAYLOAD, Nid, Pid};
 use o2poll_soft::Faults;
 
 use crate::plot::noise;
-use crate::{Cut, NAMES, Plot, World};
+use crate::world::Patience;
+use crate::{Backend, Cut, NAMES, Plot, World};
 
 /// A PUT or GET to be made.
 #[derive(Clone, Copy, Debug)]
@@ -78,11 +79,11 @@ impl Job {
 impl Jobs {
     /// Runs all jobs at once (but for their gaps) and checks outcomes, events, and every byte at both ends.
     /// Between steps `meddle` may do to the world what must make no difference.
-    pub fn run(
-        world: &mut World,
+    pub fn run<B: Backend>(
+        world: &mut World<B>,
         connection: [Handle; 2],
         jobs: &[Job],
-        meddle: impl FnMut(&mut World),
+        meddle: impl FnMut(&mut World<B>),
     ) {
         let ended = world.has_ended();
         let this = Self::drive(world, connection, jobs, meddle);
@@ -92,21 +93,21 @@ impl Jobs {
 
     /// As `run`, while `meddle` may cancel, close, break and stop things. Every job has exactly one event all the
     /// same; what it says is true; and no byte is other than it was or ought to be.
-    pub fn run_through(
-        world: &mut World,
+    pub fn run_through<B: Backend>(
+        world: &mut World<B>,
         connection: [Handle; 2],
         jobs: &[Job],
-        meddle: impl FnMut(&mut World),
+        meddle: impl FnMut(&mut World<B>),
     ) {
         let this = Self::drive(world, connection, jobs, meddle);
         this.check_loosely(world);
     }
 
-    fn drive(
-        world: &mut World,
+    fn drive<B: Backend>(
+        world: &mut World<B>,
         connection: [Handle; 2],
         jobs: &[Job],
-        mut meddle: impl FnMut(&mut World),
+        mut meddle: impl FnMut(&mut World<B>),
     ) -> Self {
         let mut this = Self {
             running: Vec::new(),
@@ -137,17 +138,20 @@ impl Jobs {
                 timeout: None,
             }));
         }
-        let mut left = STEPS;
+        let mut patience = Patience::new::<B>(STEPS);
         while !this.is_over() {
-            assert!(left != 0, "stuck: {} {}", this.open(), world.picture());
-            left -= 1;
+            if !patience.lasts() {
+                panic!("stuck: {} {}", this.open(), world.picture());
+            }
             meddle(world);
             world.step();
             this.listen(world);
         }
         world.asleep = [false; 2];
         for node in &mut world.nodes {
-            *node.poller.nic().faults() = Faults::default();
+            if let Some(faults) = B::faults(node.poller.nic()) {
+                *faults = Faults::default();
+            }
         }
         world.rest();
         this.listen(world);
@@ -155,7 +159,7 @@ impl Jobs {
     }
 
     /// Exports the target's memory of a job.
-    fn export(&mut self, world: &mut World, job: Job) {
+    fn export<B: Backend>(&mut self, world: &mut World<B>, job: Job) {
         let token = self.running.len() as u64;
         let target = 1 - job.from;
         let total = job.remote_offset + job.length + job.tail;
@@ -198,9 +202,9 @@ impl Jobs {
     }
 
     /// Prepares the initiator's memory of a job, and says what is to come of it.
-    fn lend(
+    fn lend<B: Backend>(
         &mut self,
-        world: &mut World,
+        world: &mut World<B>,
         index: usize,
         job: Job,
     ) -> &'static mut o2poll_dataplane::memory::PageList<'static> {
@@ -234,7 +238,7 @@ impl Jobs {
         memory
     }
 
-    fn listen(&mut self, world: &mut World) {
+    fn listen<B: Backend>(&mut self, world: &mut World<B>) {
         for (of, node) in world.nodes.iter_mut().enumerate() {
             while let Some(event) = node.events.pop() {
                 match event {
@@ -277,7 +281,7 @@ impl Jobs {
             .collect()
     }
 
-    fn check_loosely(&self, world: &World) {
+    fn check_loosely<B: Backend>(&self, world: &World<B>) {
         for running in &self.running {
             let job = &running.job;
             let (near, far) = (
@@ -311,7 +315,7 @@ impl Jobs {
         }
     }
 
-    fn check(&self, world: &World) {
+    fn check<B: Backend>(&self, world: &World<B>) {
         for (index, running) in self.running.iter().enumerate() {
             let job = &running.job;
             assert_eq!(running.outcome, Some(running.expected), "{job:?}");

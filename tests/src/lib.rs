@@ -5,6 +5,7 @@
 #![allow(clippy::missing_panics_doc, reason = "a test that panics has failed")]
 
 pub mod arena;
+pub mod backend;
 pub mod book;
 pub mod dial;
 pub mod hostile;
@@ -16,16 +17,21 @@ pub mod mover;
 pub mod node;
 pub mod plot;
 pub mod raw_peer;
+#[cfg(feature = "verbs")]
+pub mod rdma;
 pub mod tap;
 pub mod threads;
 pub mod wireshark;
 pub mod world;
 
 pub use arena::Arena;
+pub use backend::{Backend, Software};
 pub use job::{Job, Jobs};
 pub use lab::Lab;
 pub use mover::Mover;
 pub use node::{Device, Node, Ticker};
 pub use plot::{Cut, Plot};
 pub use raw_peer::{Inbound, RawPeer};
+#[cfg(feature = "verbs")]
+pub use rdma::Rdma;
 pub use world::{NAMES, STAMPS, Setup, Short, World};

@@ -2,17 +2,16 @@
 
 use std::collections::VecDeque;
 
-use o2poll_dataplane::nic::{Rights, Sge};
+use o2poll_dataplane::nic::{Nic, Rights, Sge};
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::pool::Handle;
-use o2poll_soft::Window;
 
+use crate::backend::{Backend, Software};
 use crate::lend::lend;
-use crate::node::Device;
+use crate::tap::Tap;
 
 /// What is asked for, made, and given back.
-#[derive(Debug, Default)]
-pub struct Maps {
+pub struct Maps<B: Backend = Software> {
     /// Answer nothing for now.
     pub hold: bool,
     /// Refuse every mapping that is answered.
@@ -28,13 +27,13 @@ pub struct Maps {
     /// How many each batch had.
     pub batches: Vec<usize>,
     pieces: Vec<Sge>,
-    batch: Vec<Window>,
+    batch: Vec<<B::Nic as Nic>::Window>,
     /// Batches that are not answered yet.
     flushed: usize,
     lists: Vec<&'static mut [Sge]>,
 }
 
-impl Maps {
+impl<B: Backend> Maps<B> {
     /// A piece of the next mapping.
     pub fn piece(&mut self, piece: Sge) {
         self.pieces.push(piece);
@@ -47,7 +46,7 @@ impl Maps {
     }
 
     /// A window of the batch.
-    pub fn unmap(&mut self, window: Window) {
+    pub fn unmap(&mut self, window: <B::Nic as Nic>::Window) {
         self.back += 1;
         self.batch.push(window);
     }
@@ -55,14 +54,14 @@ impl Maps {
     /// The end of the batch.
     pub fn flush(&mut self) {
         self.batches.push(self.batch.len());
-        for mut window in self.batch.drain(..) {
-            self.lists.extend(window.unmap());
+        for window in self.batch.drain(..) {
+            self.lists.extend(B::unmap(window));
         }
         self.flushed += 1;
     }
 
     /// The next answer, if there is one to give.
-    pub fn answer(&mut self) -> Option<Order<Device>> {
+    pub fn answer(&mut self) -> Option<Order<Tap<B::Nic>>> {
         if self.hold {
             return None;
         }
@@ -82,11 +81,26 @@ impl Maps {
         }
         self.made += 1;
         let rights = Rights::LOCAL_WRITE | Rights::REMOTE_WRITE;
-        let window = Window::new(0);
-        Some(Order::Mapped {
-            window: window.over(list, pieces.len(), rights, base),
-            of,
-        })
+        let window = B::mapping(list, pieces.len(), rights, base);
+        Some(Order::Mapped { window, of })
+    }
+}
+
+impl<B: Backend> Default for Maps<B> {
+    fn default() -> Self {
+        Self {
+            hold: false,
+            refuse: false,
+            spoil: false,
+            asked: VecDeque::new(),
+            made: 0,
+            back: 0,
+            batches: Vec::new(),
+            pieces: Vec::new(),
+            batch: Vec::new(),
+            flushed: 0,
+            lists: Vec::new(),
+        }
     }
 }
 

@@ -1,10 +1,13 @@
 //! An application: PUTs, GETs back what it has put, and compares; all sizes, several at a time.
 
+use std::sync::Mutex;
+
 use o2poll_dataplane::endpoint::{EntryOptions, Event, Operation, Token};
 use o2poll_dataplane::memory::PageList;
 use o2poll_dataplane::pool::Handle;
+use o2poll_soft::Profile;
 
-use crate::{Node, World};
+use crate::{Backend, Node, Setup, World};
 
 /// Lengths of the transfers: none, both sides of what fits into a message, pages, the LNet MTU.
 pub const SIZES: [u32; 7] = [0, 1, 3976, 3977, 4096, 65_536, 1 << 20];
@@ -33,7 +36,7 @@ struct Slot {
 impl Mover {
     /// An application on node `of`, with memory of its own on the other node. `connection` is the
     /// node's own name of the connection to the other.
-    pub fn new(world: &mut World, of: usize, connection: Handle) -> Self {
+    pub fn new<B: Backend>(world: &mut World<B>, of: usize, connection: Handle) -> Self {
         let there = world.nodes[1 - of]
             .arena
             .flat(MEBIBYTE * u32::try_from(SLOTS).expect("few slots"), 9);
@@ -63,7 +66,7 @@ impl Mover {
     }
 
     /// Begins so many more rounds, spread over the slots.
-    pub fn begin(&mut self, node: &mut Node, rounds: u64) {
+    pub fn begin<B: Backend>(&mut self, node: &mut Node<B>, rounds: u64) {
         assert!(self.is_idle());
         self.left = rounds;
         for slot in 0..SLOTS {
@@ -82,7 +85,7 @@ impl Mover {
     }
 
     /// Takes all events of its node, and goes on.
-    pub fn step(&mut self, node: &mut Node) {
+    pub fn step<B: Backend>(&mut self, node: &mut Node<B>) {
         while let Some(event) = node.events.pop() {
             let Event::Done {
                 token: Token(token),
@@ -116,7 +119,7 @@ impl Mover {
         }
     }
 
-    fn put(&mut self, node: &mut Node, slot: usize) {
+    fn put<B: Backend>(&mut self, node: &mut Node<B>, slot: usize) {
         let Some(left) = self.left.checked_sub(1) else {
             return;
         };
@@ -135,9 +138,9 @@ impl Mover {
         self.submit(node, slot, put, memory);
     }
 
-    fn submit(
+    fn submit<B: Backend>(
         &self,
-        node: &mut Node,
+        node: &mut Node<B>,
         slot: usize,
         operation: Operation,
         memory: &'static mut PageList<'static>,
@@ -156,6 +159,42 @@ impl Mover {
     }
 }
 
+/// Two nodes on a thread each move `rounds` of all sizes both ways, and stop.
+pub fn on_two_threads<B: Backend>(profile: Profile, rounds: u64)
+where
+    Node<B>: Send,
+{
+    let mut setup = Setup {
+        // In nanoseconds there.
+        timeout: 100 * SECOND / B::PACE,
+        abandon: 100 * SECOND / B::PACE,
+        keepalive: 100 * SECOND / B::PACE,
+        ..Setup::new(profile)
+    };
+    // Its lists have two pieces, and a window covers one.
+    setup.shape.staging = if B::REAL { 4 } else { 0 };
+    let mut world = B::world([setup; 2]);
+    let connections = world.connect();
+    let movers = [0, 1].map(|of| Mutex::new(Mover::new(&mut world, of, connections[of])));
+    world.on_two_threads(|of, mut core| {
+        let mut mover = movers[of].lock().expect("locked once");
+        mover.begin(core.node, rounds);
+        core.until(|node| {
+            mover.step(node);
+            mover.is_idle()
+        });
+        core.meet();
+        core.stop();
+    });
+    for (of, mover) in movers.into_iter().enumerate() {
+        assert_eq!(mover.into_inner().expect("unlocked").rounds, rounds);
+        let counters = world.nodes[of].counters;
+        assert_eq!(counters.transfers.get(), 2 * rounds);
+        assert_eq!(counters.timeouts.get() + counters.protocol_errors.get(), 0);
+    }
+    world.end();
+}
+
 /// Slots go through the sizes at different speeds, so that all combinations come up.
 fn which(slot: usize, round: u64) -> usize {
     let round = usize::try_from(round).expect("not so many rounds");
@@ -171,5 +210,6 @@ fn pattern(slot: usize, round: u64, length: u32) -> impl Iterator<Item = u8> {
     })
 }
 
+const SECOND: u64 = 1_000_000_000;
 const MATCH_BITS: u64 = 0x77;
 const MEBIBYTE: u32 = 1 << 20;

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::endpoint::Submission;
 use o2poll_dataplane::memory::Buffer;
-use o2poll_dataplane::nic::{Fault, RKey, Rights, Sge, WrId};
+use o2poll_dataplane::nic::{Fault, Nic, RKey, Rights, Sge, WrId};
 use o2poll_dataplane::poller::{Ends, Leftovers, Limits, Order, Poller, Reason, Report, Storage};
 use o2poll_dataplane::pool::{Handle, Slot};
 use o2poll_dataplane::registration::{STAGE_BYTES, Ways};
@@ -13,9 +13,10 @@ use o2poll_dataplane::ring::{self, Consumer, Indices, Producer};
 use o2poll_dataplane::time::Instant;
 use o2poll_hal::clock::Clock;
 use o2poll_soft as soft;
-use o2poll_soft::{Lossy, Ports, Soft, Window};
+use o2poll_soft::{Lossy, Ports, Soft};
 
 use crate::Arena;
+use crate::backend::{Backend, Software};
 use crate::book::{Events, Submissions, keep};
 use crate::lend::{lend, lend_one};
 use crate::maps::Maps;
@@ -39,16 +40,20 @@ impl soft::Timer for Ticker {
 pub type Wires = soft::Tap<'static, Lossy<Ports<'static, 'static>>, Ticker>;
 
 /// One node of a [`World`](crate::World).
-pub struct Node {
+pub struct Node<B: Backend = Software> {
     /// The core.
-    pub poller: Poller<'static, Device>,
+    pub poller: Poller<'static, Tap<B::Nic>>,
+    /// The control side of its device.
+    pub backend: B,
+    /// How much it holds.
+    pub limits: Limits,
     /// Its registered memory.
     pub arena: Arena,
     /// What it counts.
     pub counters: &'static Counters,
     /// To the core, control side.
-    pub orders: Producer<'static, Order<Device>>,
-    reports: Consumer<'static, Report<Device>>,
+    pub orders: Producer<'static, Order<Tap<B::Nic>>>,
+    reports: Consumer<'static, Report<Tap<B::Nic>>>,
     /// To the core, application side.
     pub submissions: Submissions,
     /// From the core, application side.
@@ -64,11 +69,11 @@ pub struct Node {
     /// Hold broken windows back instead of rebuilding them at once.
     pub keep_broken: bool,
     /// Broken windows held back.
-    pub broken: Vec<(Window, Option<Handle>)>,
+    pub broken: Vec<(<B::Nic as Nic>::Window, Option<Handle>)>,
     /// Windows given up.
     pub retired: usize,
     /// The control side of the pool of mappings.
-    pub maps: Maps,
+    pub maps: Maps<B>,
     /// What was left at the end.
     pub stopped: Option<Leftovers>,
 }
@@ -116,14 +121,31 @@ impl Node {
             memories: lend(device_sizes.memories, || None),
             completions: lend(device_sizes.completions, soft::CompletionEntry::default),
         };
-        let mut device =
+        let device =
             Soft::new(setup.profile, &device_limits, device_storage, wire).expect("sized to fit");
+        Self::with(Software, device, setup, limits, now)
+    }
+}
+
+impl<B: Backend> Node<B> {
+    /// A node over this device.
+    #[must_use]
+    pub fn with(
+        mut backend: B,
+        mut device: B::Nic,
+        setup: &Setup,
+        limits: Limits,
+        now: Instant,
+    ) -> Self {
+        let sizes = limits.shape.sizes();
         let rights = if setup.registration.expose_arena {
             Rights::LOCAL_WRITE | Rights::REMOTE_WRITE
         } else {
             Rights::LOCAL_WRITE
         };
-        let mut arena = Arena::granting(&mut device, setup.memory, rights);
+        let mut arena = Arena::registered(setup.memory, rights, |base| {
+            backend.register(&mut device, base, setup.memory, rights)
+        });
         let counters: &'static Counters = lend_one(Counters::new());
         let storage = Storage {
             connections: lend(sizes.connections, Slot::vacant),
@@ -167,6 +189,8 @@ impl Node {
         let poller = Poller::new(device, storage, ends, limits, now).expect("sized to fit");
         let mut node = Self {
             poller,
+            backend,
+            limits,
             arena,
             counters,
             orders,
@@ -184,17 +208,15 @@ impl Node {
             stopped: None,
         };
         for _ in 0..sizes.regions {
-            node.order(Order::Window {
-                window: Window::new(0),
-                of: None,
-            });
+            let window = node.backend.window();
+            node.order(Order::Window { window, of: None });
             node.poller.poll(now).expect("a healthy device");
         }
         node
     }
 
     /// Gives an order.
-    pub fn order(&mut self, order: Order<Device>) {
+    pub fn order(&mut self, order: Order<Tap<B::Nic>>) {
         assert!(self.orders.push(order).is_ok(), "order ring full");
     }
 
@@ -226,7 +248,14 @@ impl Node {
                 Report::Gone {
                     connection, why, ..
                 } => self.gone.push((connection, why)),
-                Report::Broken { window, of } => self.broken.push((window, of)),
+                Report::Broken { window, of } if self.keep_broken => {
+                    self.broken.push((window, of));
+                }
+                Report::Broken { window, of } => {
+                    // At once: its queue pair's end, which follows, waits for it.
+                    drop(window);
+                    self.rebuild(of);
+                }
                 Report::Retired { .. } => self.retired += 1,
                 Report::Piece(piece) => self.maps.piece(piece),
                 Report::Map { of, base } => self.maps.map(of, base),
@@ -240,14 +269,18 @@ impl Node {
             self.order(order);
         }
         if !self.keep_broken {
-            for (_destroyed, of) in core::mem::take(&mut self.broken) {
-                self.rebuilt += 1;
-                self.order(Order::Window {
-                    window: Window::new(0),
-                    of,
-                });
+            for (broken, of) in core::mem::take(&mut self.broken) {
+                drop(broken);
+                self.rebuild(of);
             }
         }
         Ok(busy)
+    }
+
+    /// A window in place of one that is destroyed.
+    fn rebuild(&mut self, of: Option<Handle>) {
+        self.rebuilt += 1;
+        let window = self.backend.window();
+        self.order(Order::Window { window, of });
     }
 }

@@ -8,12 +8,12 @@ use std::time;
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::time::{Instant, Ticks};
 
-use crate::{Node, World};
+use crate::{Backend, Node, Software, World};
 
 /// One node on a thread of its own.
-pub struct Core<'w> {
+pub struct Core<'w, B: Backend = Software> {
     /// The node.
-    pub node: &'w mut Node,
+    pub node: &'w mut Node<B>,
     first: Instant,
     start: time::Instant,
     met: &'w AtomicUsize,
@@ -21,7 +21,7 @@ pub struct Core<'w> {
     idle: u32,
 }
 
-impl Core<'_> {
+impl<B: Backend> Core<'_, B> {
     /// One turn. Gives way to the other thread if there was nothing to do for a while, or if there is
     /// only one processor.
     pub fn step(&mut self) {
@@ -39,7 +39,7 @@ impl Core<'_> {
     }
 
     /// Goes on until `done`.
-    pub fn until(&mut self, mut done: impl FnMut(&mut Node) -> bool) {
+    pub fn until(&mut self, mut done: impl FnMut(&mut Node<B>) -> bool) {
         while !done(self.node) {
             self.step();
         }
@@ -67,12 +67,15 @@ impl Core<'_> {
     }
 }
 
-impl World {
+impl<B: Backend> World<B>
+where
+    Node<B>: Send,
+{
     /// Runs `body` for each node at the same time; the world's own clock goes on from there. Time is
     /// counted in nanoseconds meanwhile.
     pub fn on_two_threads<R: Send>(
         &mut self,
-        body: impl Fn(usize, Core<'_>) -> R + Sync,
+        body: impl Fn(usize, Core<'_, B>) -> R + Sync,
     ) -> [R; 2] {
         let met = AtomicUsize::new(0);
         let (start, first) = (time::Instant::now(), self.now);

@@ -1,5 +1,8 @@
 //! Two nodes and the clock.
 
+use core::time::Duration;
+use std::time;
+
 use o2poll_dataplane::endpoint::{
     Entry, EntryOptions, Event, MatchBits, Operation, Portal, Request, Submission, Token,
 };
@@ -12,8 +15,9 @@ use o2poll_dataplane::registration::Settings;
 use o2poll_dataplane::ring::{LapSlot, Returned};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::{Nid, Pid};
-use o2poll_soft::{self as soft, Lane, Lossy, Port, Ports, Profile, QueuePair, Weather, link};
+use o2poll_soft::{self as soft, Lane, Lossy, Port, Ports, Profile, Weather, link};
 
+use crate::backend::{Backend, Software};
 use crate::lend::{lend, lend_all, lend_one};
 use crate::node::{Node, Wires};
 
@@ -136,9 +140,9 @@ const fn has_mappings(profile: &Profile) -> bool {
 }
 
 /// Two nodes, joined.
-pub struct World {
+pub struct World<B: Backend = Software> {
     /// The nodes.
-    pub nodes: [Node; 2],
+    pub nodes: [Node<B>; 2],
     /// The time.
     pub now: Instant,
     /// Ticks of one step.
@@ -148,6 +152,8 @@ pub struct World {
     setups: [Setup; 2],
     numbers: u32,
     high_water: [u64; 2],
+    /// Both names of every connection so far.
+    connections: Vec<[Handle; 2]>,
 }
 
 impl World {
@@ -185,32 +191,71 @@ impl World {
         let ports = |port: Port<'static>, seed| {
             Lossy::new(Ports::new(lend_all(vec![port])), setup.weather, seed)
         };
-        let now = Instant(1);
-        let limits = |setup: &Setup, nid, stamp| Limits {
-            nid,
+        let [near_tap, far_tap] = taps;
+        let near = near_tap(ports(near, setup.seed));
+        let far = far_tap(ports(far, !setup.seed));
+        let [ours, theirs] = [0, 1].map(|at| Self::limits(&setups[at], at));
+        let nodes = [
+            Node::over(&setup, ours, near, Self::START),
+            Node::over(&other, theirs, far, Self::START),
+        ];
+        Self::over(setups, nodes)
+    }
+
+    /// A request to the entry of [`export`](Self::export).
+    pub fn request(
+        connection: Handle,
+        token: u64,
+        match_bits: u64,
+        remote_offset: u32,
+        operation: Operation,
+        memory: &'static mut PageList<'static>,
+    ) -> Submission<'static> {
+        Submission::Transfer(Request {
+            token: Token(token),
+            connection,
+            portal: Portal(5),
+            match_bits: MatchBits(match_bits),
+            remote_offset,
+            memory,
+            operation,
+            timeout: None,
+        })
+    }
+}
+
+impl<B: Backend> World<B> {
+    /// When it begins.
+    pub const START: Instant = Instant(1);
+
+    /// What a node of this kind holds.
+    #[must_use]
+    pub const fn limits(setup: &Setup, at: usize) -> Limits {
+        Limits {
+            nid: NAMES[at],
             pid: Pid::LUSTRE,
-            stamp,
+            stamp: STAMPS[at],
             timeout: Ticks(setup.timeout),
             abandon: Ticks(setup.abandon),
             keepalive: Ticks(setup.keepalive),
             shape: setup.shape,
             registration: setup.registration,
-        };
-        let [near_tap, far_tap] = taps;
-        let near = near_tap(ports(near, setup.seed));
-        let far = far_tap(ports(far, !setup.seed));
+        }
+    }
+
+    /// Of these nodes.
+    #[must_use]
+    pub const fn over(setups: [Setup; 2], nodes: [Node<B>; 2]) -> Self {
         Self {
-            nodes: [
-                Node::over(&setup, limits(&setup, NAMES[0], STAMPS[0]), near, now),
-                Node::over(&other, limits(&other, NAMES[1], STAMPS[1]), far, now),
-            ],
-            now,
+            nodes,
+            now: Self::START,
             tick: 1,
             asleep: [false; 2],
             setups,
             // Queue pairs 0 and 1 are the management agents' own.
             numbers: 0x10,
             high_water: [u64::MAX; 2],
+            connections: Vec::new(),
         }
     }
 
@@ -224,12 +269,14 @@ impl World {
                 busy |= node.step(now);
             }
         }
+        B::between(self, busy);
         busy
     }
 
-    /// Steps until `done`, at most `limit` times; whether it was done.
+    /// Steps until `done`, at most `limit` times, or [`LONGEST`] where time is real; whether it was done.
     pub fn until(&mut self, limit: u32, mut done: impl FnMut(&mut Self) -> bool) -> bool {
-        for _ in 0..limit {
+        let mut patience = Patience::new::<B>(limit);
+        while patience.lasts() {
             if done(self) {
                 return true;
             }
@@ -238,7 +285,7 @@ impl World {
         done(self)
     }
 
-    /// Steps until nothing has happened for a while.
+    /// Steps until nothing has happened for a while. Where time is real, more may be under way.
     pub fn settle(&mut self) {
         let mut quiet = 0;
         while quiet < 20 {
@@ -267,19 +314,31 @@ impl World {
             .any(|node| node.counters.connections_ended.get() != 0)
     }
 
-    /// Steps until nothing moves any more, retransmissions included, and checks what holds at rest where no
+    /// Steps until nothing moves any more, retransmissions included (where time is real, until what is checked holds), and checks what holds at rest where no
     /// connection has ended: no key is alive, no bulk request is open, and every credit that one side misses
     /// the other owes, below its high-water mark.
     pub fn rest(&mut self) {
         for node in &mut self.nodes {
             node.maps.hold = false;
         }
-        let patience = 40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000));
-        let (mut quiet, mut left) = (0, 200_000_u32);
-        while quiet < patience {
+        let quiet_steps = if B::REAL {
+            200
+        } else {
+            40 + 3 * u64::from(self.setups[0].profile.ack_timeout.min(1000))
+        };
+        let mut patience = Patience::new::<B>(200_000);
+        let mut quiet = 0;
+        while quiet < quiet_steps || B::REAL && !self.is_at_rest() {
             quiet = if self.step() { 0 } else { quiet + 1 };
-            left -= 1;
-            assert!(left != 0, "never at rest: {}", self.picture());
+            if !patience.lasts() {
+                // Said below, one by one.
+                assert!(
+                    B::REAL && quiet >= quiet_steps,
+                    "never at rest: {}",
+                    self.picture()
+                );
+                break;
+            }
         }
         if self.has_ended() {
             return;
@@ -290,7 +349,9 @@ impl World {
             let (ours, theirs) = (&heard[at], &heard[1 - at]);
             // Mappings stay for the next transfer.
             let mapped = node.counters.mappings_alive.get();
-            assert_eq!(node.poller.nic().gauges().live_keys as u64, mapped);
+            if let Some(gauges) = B::gauges(node.poller.nic()) {
+                assert_eq!(gauges.live_keys as u64, mapped);
+            }
             assert_eq!(node.counters.keys_alive.get(), 0);
             assert_eq!(
                 ours.bulk, 0,
@@ -302,6 +363,26 @@ impl World {
             );
             assert!(ours.owed < self.high_water[at], "credits kept at rest");
         }
+    }
+
+    /// What [`rest`](Self::rest) checks.
+    fn is_at_rest(&mut self) -> bool {
+        if self.has_ended() {
+            return true;
+        }
+        let heard = [0, 1].map(|at| self.nodes[at].poller.nic().last());
+        let keys = self.nodes.iter().map(|node| node.counters.keys_alive.get());
+        keys.sum::<u64>() == 0
+            && (0..2).all(|at| {
+                let (ours, theirs) = (&heard[at], &heard[1 - at]);
+                ours.bulk == 0 && ours.outstanding == theirs.owed && ours.owed < self.high_water[at]
+            })
+    }
+
+    /// Both names of every connection so far.
+    #[must_use]
+    pub fn connections(&self) -> &[[Handle; 2]] {
+        &self.connections
     }
 
     /// Connects the two nodes; their names of the connection.
@@ -338,24 +419,12 @@ impl World {
         self.high_water = terms.map(|terms| u64::from(terms.high_water.max(1)));
         let number = self.numbers;
         self.numbers += 2;
-        for (at, (ours, theirs)) in [(1, 2), (2, 1)].into_iter().enumerate() {
-            let Terms {
-                queue_depth,
-                max_frags,
-                ..
-            } = terms[at];
-            self.nodes[at]
-                .poller
-                .nic()
-                .set_terms(queue_depth, max_frags);
-            let sizes = self.setups[at].shape.sizes();
-            let qp = QueuePair::new(
-                number + ours,
-                0,
-                number + theirs,
-                sizes.send_wr,
-                sizes.recv_wr,
-            );
+        for (node, terms) in self.nodes.iter_mut().zip(&terms) {
+            let nic = node.poller.nic();
+            nic.set_terms(terms.queue_depth, terms.max_frags);
+        }
+        let qps = B::join(self.nodes.each_mut(), [number + 1, number + 2]);
+        for (at, qp) in qps.into_iter().enumerate() {
             self.nodes[at].order(Order::Adopt {
                 qp,
                 terms: terms[at],
@@ -366,7 +435,9 @@ impl World {
         assert!(self.until(100, |world| {
             world.nodes.iter().all(|node| !node.ready.is_empty())
         }));
-        [0, 1].map(|at| self.nodes[at].ready.pop_front().expect("waited for"))
+        let handles = [0, 1].map(|at| self.nodes[at].ready.pop_front().expect("waited for"));
+        self.connections.push(handles);
+        handles
     }
 
     /// Tells one node that its connection is up.
@@ -425,27 +496,6 @@ impl World {
         }
     }
 
-    /// A request to the entry of [`export`](Self::export).
-    pub fn request(
-        connection: Handle,
-        token: u64,
-        match_bits: u64,
-        remote_offset: u32,
-        operation: Operation,
-        memory: &'static mut PageList<'static>,
-    ) -> Submission<'static> {
-        Submission::Transfer(Request {
-            token: Token(token),
-            connection,
-            portal: Portal(5),
-            match_bits: MatchBits(match_bits),
-            remote_offset,
-            memory,
-            operation,
-            timeout: None,
-        })
-    }
-
     /// Steps until the node has an event.
     pub fn event(&mut self, of: usize) -> Event<'static> {
         let mut found = None;
@@ -469,7 +519,7 @@ impl World {
                 format!(
                     "{:?} {:?} gone {:?} {counts:?}\n",
                     node.poller.leftovers(),
-                    node.poller.nic().gauges(),
+                    B::gauges(node.poller.nic()),
                     node.gone
                 )
             })
@@ -495,7 +545,7 @@ impl World {
                 ended,
                 "not stopped: {:?} {:?}",
                 node.poller.leftovers(),
-                node.poller.nic().gauges()
+                B::gauges(node.poller.nic())
             );
             while node.events.pop().is_some() {}
             node.events.audit();
@@ -505,9 +555,43 @@ impl World {
             assert_eq!(node.counters.mappings_alive.get(), 0);
             assert_eq!(node.counters.mappings_exposed.get(), 0);
             assert_eq!(node.counters.keys_alive.get(), 0);
-            assert_eq!(node.poller.nic().gauges(), o2poll_soft::Gauges::default());
+            let gauges = B::gauges(node.poller.nic()).unwrap_or_default();
+            assert_eq!(gauges, o2poll_soft::Gauges::default());
         }
         self.nodes
             .map(|node| node.gone.into_iter().map(|(_, why)| why).collect())
     }
 }
+
+/// How long something is waited for.
+#[derive(Debug)]
+pub struct Patience {
+    left: u32,
+    until: Option<time::Instant>,
+}
+
+impl Patience {
+    /// So many steps, or [`LONGEST`] where time is real.
+    #[must_use]
+    pub fn new<B: Backend>(steps: u32) -> Self {
+        Self {
+            left: steps,
+            until: B::REAL.then(|| time::Instant::now() + LONGEST),
+        }
+    }
+
+    /// Whether there is another step to be made.
+    pub fn lasts(&mut self) -> bool {
+        match self.until {
+            Some(until) => time::Instant::now() < until,
+            None => {
+                let left = self.left.checked_sub(1);
+                self.left = left.unwrap_or(0);
+                left.is_some()
+            }
+        }
+    }
+}
+
+/// Much more than anything takes, on an emulated processor of a busy host.
+pub const LONGEST: Duration = Duration::from_secs(90);

@@ -6,7 +6,6 @@ use o2poll_dataplane::poller::{Order, Reason, Shape};
 use o2poll_dataplane::wire::Body;
 use o2poll_soft::Profile;
 use o2poll_tests::lab::told;
-use o2poll_tests::lend::alone;
 use o2poll_tests::raw_peer::Grant;
 use o2poll_tests::{Cut, Job, Jobs, Lab, Setup, World};
 
@@ -18,18 +17,6 @@ const GET: Operation = Operation::Get { optimized: true };
 const ROUTED_GET: Operation = Operation::Get { optimized: false };
 const MEBIBYTE: u32 = 1 << 20;
 
-fn profiles() -> [Profile; 7] {
-    [
-        Profile::frwr(),
-        Profile::mlx5(),
-        Profile::mlx4(),
-        Profile::windows(),
-        Profile::rxe(),
-        Profile::mthca(),
-        Profile::bare(),
-    ]
-}
-
 /// Pieces of so many bytes, 8 bytes apart.
 const fn gapped(piece: u32) -> Cut {
     Cut {
@@ -38,112 +25,6 @@ const fn gapped(piece: u32) -> Cut {
         trim: 1,
         hole: 8,
     }
-}
-
-/// A node that refuses no shape: staging buffers, and the arena's key where there is no other.
-fn willing(profile: Profile) -> Setup {
-    let mut setup = Setup::new(profile);
-    setup.shape.staging = 2;
-    setup.shape.register_source_from = 6;
-    setup.registration.expose_arena = profile.capabilities.max_windows == 0;
-    setup
-}
-
-#[test]
-fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces() {
-    for profile in profiles() {
-        for operation in [PUT, GET, ROUTED_GET] {
-            alone(|| {
-                let setup = willing(profile);
-                let mut world = World::new(setup);
-                let connection = world.connect();
-                let length = 4081 * 256;
-                let cut = gapped(4081);
-                assert_eq!(cut.lengths(length).len(), 257);
-                let jobs = [
-                    Job::new(0, operation, length, cut, cut),
-                    Job::new(1, operation, length, cut, Cut::flat(1)),
-                    Job::new(0, operation, MEBIBYTE, Cut::flat(4095), cut),
-                    Job::new(1, operation, 4000, gapped(17), gapped(16)),
-                ];
-                Jobs::run(&mut world, connection, &jobs, |_| {});
-                for node in &world.nodes {
-                    assert_eq!(node.counters.unmappable.get(), 0);
-                }
-                world.end();
-            });
-        }
-    }
-}
-
-/// What node 1 counts for one PUT of node 0 into such a sink.
-fn counted(setups: [Setup; 2], far: Cut) -> [u64; 6] {
-    let mut world = World::mixed(setups);
-    let connection = world.connect();
-    let jobs = [Job::new(0, PUT, 40_000, Cut::flat(0), far)];
-    Jobs::run(&mut world, connection, &jobs, |_| {});
-    let counters = world.nodes[1].counters;
-    let counted = [
-        counters.fragment_lists.get(),
-        counters.page_lists.get(),
-        counters.windows.get(),
-        counters.mappings.get(),
-        counters.arenas.get(),
-        counters.stagings.get(),
-    ];
-    // A staging buffer of a device that has nothing else goes by the same key.
-    let is_bare = setups[1].profile.capabilities.max_windows == 0;
-    let is_out = counters.arenas.get() != 0 || is_bare;
-    assert_eq!(counters.arena_exposed.get(), u64::from(is_out));
-    world.end();
-    counted
-}
-
-#[test]
-fn the_mechanism_is_chosen_per_transfer_and_counted() {
-    let plain = |profile| {
-        let mut setup = willing(profile);
-        setup.registration.expose_arena = false;
-        setup
-    };
-    let exposed = |profile, map_on_demand, max_frags| {
-        let mut setup = plain(profile);
-        setup.registration.expose_arena = true;
-        setup.registration.map_on_demand = map_on_demand;
-        setup.max_frags = max_frags;
-        setup
-    };
-    let ten = gapped(4096);
-    for (setup, far, expected) in [
-        (plain(Profile::frwr()), ten, [1, 0, 0, 0, 0, 0]),
-        (plain(Profile::mlx4()), Cut::pages(5), [0, 1, 0, 0, 0, 0]),
-        (plain(Profile::mlx4()), ten, [0, 0, 0, 0, 0, 1]),
-        (plain(Profile::rxe()), Cut::flat(5), [0, 0, 1, 0, 0, 0]),
-        (plain(Profile::rxe()), ten, [0, 0, 0, 0, 0, 1]),
-        (exposed(Profile::rxe(), 1, 257), ten, [0, 0, 0, 0, 1, 0]),
-        (exposed(Profile::rxe(), 1, 9), ten, [0, 0, 0, 0, 0, 1]),
-        (exposed(Profile::frwr(), 1, 257), ten, [1, 0, 0, 0, 0, 0]),
-        (exposed(Profile::frwr(), 10, 257), ten, [1, 0, 0, 0, 0, 0]),
-        (exposed(Profile::frwr(), 11, 257), ten, [0, 0, 0, 0, 1, 0]),
-        (exposed(Profile::frwr(), 0, 257), ten, [0, 0, 0, 0, 1, 0]),
-        (exposed(Profile::frwr(), 0, 9), ten, [1, 0, 0, 0, 0, 0]),
-        (exposed(Profile::bare(), 1, 1), ten, [0, 0, 0, 0, 0, 1]),
-        (plain(Profile::mthca()), Cut::pages(5), [0, 0, 0, 1, 0, 0]),
-        (plain(Profile::mthca()), ten, [0, 0, 0, 0, 0, 1]),
-        (
-            exposed(Profile::mthca(), 1, 16),
-            Cut::pages(0),
-            [0, 0, 0, 1, 0, 0],
-        ),
-        (exposed(Profile::mthca(), 1, 16), ten, [0, 0, 0, 0, 1, 0]),
-    ] {
-        assert_eq!(ten.lengths(40_000).len(), 10);
-        assert_eq!(counted([setup; 2], far), expected, "{:?}", setup.profile);
-    }
-    // The shorter of the two says how many fragments the sink may send.
-    let [mut source, sink] = [exposed(Profile::rxe(), 1, 257); 2];
-    source.max_frags = 9;
-    assert_eq!(counted([source, sink], ten), [0, 0, 0, 0, 0, 1]);
 }
 
 /// A registered source takes one WRITE for each fragment of the sink, however many pieces it has.
@@ -298,34 +179,6 @@ fn a_copy_goes_in_slices_and_can_be_interrupted() {
         }
         lab.end();
     }
-}
-
-/// Of two staging buffers one is ours: a second GET waits for it, and a peer's PUT does not.
-#[test]
-fn an_empty_pool_makes_transfers_wait_and_the_peers_have_their_share() {
-    let mut setup = Setup::new(Profile::windows());
-    setup.shape.staging = 2;
-    let mut world = World::new(setup);
-    let connection = world.connect();
-    let mut jobs = Vec::new();
-    for from in [0, 1] {
-        for operation in [PUT, GET, ROUTED_GET, GET] {
-            jobs.push(Job::new(
-                from,
-                operation,
-                300_000,
-                gapped(9000),
-                gapped(7000),
-            ));
-        }
-    }
-    Jobs::run(&mut world, connection, &jobs, |_| {});
-    for node in &world.nodes {
-        assert_eq!(node.counters.stagings.get(), 4, "three GETs, and a PUT");
-        assert!(node.counters.waits.get() != 0);
-        assert_eq!(node.counters.staged_bytes.get(), 4 * 300_000);
-    }
-    world.end();
 }
 
 /// The arena's key cannot be killed: a transfer that is given up keeps its memory until its connection has ended.

@@ -66,25 +66,7 @@ fn lu_8057_two_hundred_and_fifty_seven_fragments_go_under_one_key() {
 }
 
 #[test]
-fn lu_15092_lu_9500_a_mebibyte_at_every_odd_offset() {
-    for profile in [Profile::frwr(), Profile::mlx5()] {
-        for offset in [1, 4095] {
-            for operation in [PUT, GET, ROUTED_GET] {
-                let cut = Cut::flat(offset);
-                run(
-                    Setup::new(profile),
-                    &[Job::new(
-                        0,
-                        operation,
-                        1 << 20,
-                        cut,
-                        Cut::flat(4096 - offset),
-                    )],
-                );
-            }
-        }
-    }
-    // 257 pages by page list.
+fn a_mebibyte_at_an_odd_offset_is_a_list_of_257_pages() {
     let counted = run(
         pages_only(),
         &[Job::new(1, GET, 1 << 20, Cut::pages(1), Cut::flat(0))],
@@ -176,44 +158,4 @@ fn page_shaped_lists_beyond_a_short_fragment_list_go_as_page_lists() {
     // Five fragments with gaps fit neither.
     let refused = Job::new(0, GET, 4096 * 4 + 1, gapped(4096), Cut::flat(0));
     assert_eq!(run(setup, &[refused])[0][..2], [0, 0]);
-}
-
-#[test]
-fn long_source_lists_go_in_instalments() {
-    for (max_sge, pieces) in [(1_u32, 40_u32), (4, 100), (30, 257), (7, 257)] {
-        for writes_at_once in [1, 2, 4, 16] {
-            for operation in [PUT, GET, ROUTED_GET] {
-                let mut setup = Setup::new(Profile::frwr());
-                setup.profile.capabilities.max_sge = max_sge;
-                setup.shape.writes_at_once = writes_at_once;
-                let length = pieces * 400;
-                let (mut near, mut far) = (Cut::flat(9), gapped(400));
-                if operation == PUT {
-                    core::mem::swap(&mut near, &mut far);
-                }
-                // Three at a time: their instalments interleave.
-                let jobs = [Job::new(1, operation, length, near, far); 3];
-                let counted = run(setup, &jobs);
-                let source = usize::from(operation == PUT);
-                let writes = 3 * u64::from(pieces.div_ceil(max_sge));
-                assert_eq!(counted[source][2], writes, "{max_sge} {writes_at_once}");
-            }
-        }
-    }
-}
-
-#[test]
-fn a_window_takes_one_contiguous_range_and_no_more() {
-    let setup = Setup::new(Profile::windows());
-    for operation in [PUT, GET, ROUTED_GET] {
-        let counted = run(
-            setup,
-            &[
-                Job::new(0, operation, 50_000, Cut::flat(1), Cut::flat(4095)),
-                Job::new(1, operation, 50_000, gapped(999), gapped(999)),
-                Job::new(1, operation, 3976, gapped(99), gapped(99)),
-            ],
-        );
-        assert_eq!(counted[0][..2], [0, 0]);
-    }
 }

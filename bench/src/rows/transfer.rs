@@ -139,6 +139,20 @@ pub fn alone(kind: Kind, length: u32, depth: u16, end: End) -> impl FnMut(u64) {
     }
 }
 
+/// So many polls of a node that has a connection and nothing to do.
+pub fn idle() -> impl FnMut(u64) {
+    let clock = clock();
+    let [mut near, mut far] = nodes::pair(PLAIN.plan());
+    // What the connection came with is out of the way.
+    far.turn(clock.now());
+    move |n| {
+        let now = clock.now();
+        for _ in 0..n {
+            near.turn(now);
+        }
+    }
+}
+
 /// What a row does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {

@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::copy::{Copy, Hash};
 use crate::finished::{Finished, FinishedCore, FinishedNode};
 use crate::job::{Job, Ping};
+use crate::ledger::Ledger;
 use crate::measure::{Histogram, Span};
 use crate::workload::Workload;
 
@@ -40,6 +41,8 @@ pub struct Report {
     pub digests: Vec<DigestLine>,
     /// One for each kind of transfer of each job.
     pub transfers: Vec<SpanLine>,
+    /// One for each job that has asked for transfers.
+    pub accounts: Vec<AccountLine>,
     /// One for each workload.
     pub verifications: Vec<VerificationLine>,
     /// One for each job some of whose transfers failed with their connection and were made again.
@@ -83,6 +86,8 @@ pub enum Verdict {
     Failed,
     /// Bytes were not what they must be.
     Mismatch,
+    /// A transfer did not end exactly once, or brought bytes that nobody has compared.
+    Unaccounted,
 }
 
 impl Verdict {
@@ -95,6 +100,7 @@ impl Verdict {
             Self::Failed => 5,
             Self::NotClean => 6,
             Self::CutShort => 7,
+            Self::Unaccounted => 8,
         }
     }
 }
@@ -162,6 +168,31 @@ pub struct SpanLine {
     pub doorbells_per_transfer: Option<f64>,
     /// Of its peer.
     pub peer_doorbells_per_transfer: Option<f64>,
+}
+
+/// The transfers of a job: what was submitted, and what came of each.
+#[derive(Clone, Debug, Serialize)]
+pub struct AccountLine {
+    /// Who ran it.
+    pub node: String,
+    /// With whom.
+    pub peer: String,
+    /// `pings`, `copy` or `workload`.
+    pub job: &'static str,
+    /// Transfers that were submitted; one that is made again is another.
+    pub posted: u64,
+    /// PUTs that ended well.
+    pub puts: u64,
+    /// GETs that brought all that was asked for.
+    pub gets: u64,
+    /// Errors, and how many transfers ended with each.
+    pub failed: Vec<(String, u64)>,
+    /// Of those, the ones that the node's poller refused at once.
+    pub refused: u64,
+    /// Transfers that have not ended.
+    pub never: u64,
+    /// Ends of transfers that had ended before, or had never begun.
+    pub twice: u64,
 }
 
 /// What the comparisons of a workload found.
@@ -299,6 +330,7 @@ impl Report {
             pings: Vec::new(),
             digests: Vec::new(),
             transfers: Vec::new(),
+            accounts: Vec::new(),
             verifications: Vec::new(),
             repeats: Vec::new(),
             capture: finished.capture.map(|capture| CaptureLine {
@@ -334,6 +366,9 @@ impl Report {
 
     fn add_job(&mut self, node: &str, job: &Job, clock: &Clock) {
         self.interrupted |= job.was_cut_short();
+        let asked = job.pings().iter().map(|ping| ping.peer.to_string());
+        let asked: Vec<String> = asked.collect();
+        self.add_account(node, &asked.join(", "), "pings", job.ping_ledger());
         for ping in job.pings() {
             self.pings.push(PingLine::new(node, ping, clock));
         }
@@ -365,6 +400,7 @@ impl Report {
                     .push(SpanLine::whole(node, peer, name, span, clock));
             }
         }
+        self.add_account(node, peer, "copy", &copy.ledger);
         self.add_repeats(node, peer, "copy", copy.repeated);
         if let Some(error) = copy.failure {
             self.failures
@@ -396,12 +432,35 @@ impl Report {
                 }
             }
         }
+        self.add_account(node, peer, "workload", &workload.ledger);
         self.add_repeats(node, peer, "workload", workload.repeated);
         if let Some((failed, error)) = workload.failures() {
             self.failures.push(format!(
                 "{node}: {failed} transfers of the workload failed, the first: {error}",
             ));
         }
+    }
+
+    fn add_account(&mut self, node: &str, peer: &str, job: &'static str, ledger: &Ledger) {
+        if ledger.posted == 0 && ledger.twice == 0 {
+            return;
+        }
+        let failed = ledger.failures().map(|(error, count)| {
+            let why = error.map_or_else(|| String::from("other"), |error| error.to_string());
+            (why, count)
+        });
+        self.accounts.push(AccountLine {
+            node: node.to_owned(),
+            peer: peer.to_owned(),
+            job,
+            posted: ledger.posted,
+            puts: ledger.puts,
+            gets: ledger.gets,
+            failed: failed.collect(),
+            refused: ledger.refused,
+            never: ledger.never(),
+            twice: ledger.twice,
+        });
     }
 
     fn add_repeats(&mut self, node: &str, peer: &str, job: &'static str, transfers: u64) {
@@ -415,6 +474,26 @@ impl Report {
         }
     }
 
+    /// Whether a workload that verifies has compared what each of its GETs brought.
+    fn all_compared(&self) -> bool {
+        let mut verified = self.verifications.iter().filter(|line| line.enabled);
+        verified.all(|line| {
+            let mut accounts = self.accounts.iter();
+            let its = accounts.find(|its| its.job == "workload" && its.node == line.node);
+            its.map_or(0, |its| its.gets) == line.compared
+        })
+    }
+
+    /// Whether the pollers of each node with jobs have ended as many transfers as its jobs have seen end.
+    fn pollers_agree(&self) -> bool {
+        self.nodes.iter().all(|node| {
+            let its = self.accounts.iter().filter(|its| its.node == node.nid);
+            let begun = its.map(|its| its.ended().saturating_sub(its.refused));
+            let polled: u64 = node.cores.iter().map(|core| core.transfers).sum();
+            begun.sum::<u64>() == polled
+        })
+    }
+
     fn judge(&self) -> Verdict {
         let mut verdict = Verdict::Good;
         let mut at_least = |worse: Verdict| verdict = verdict.max(worse);
@@ -425,6 +504,10 @@ impl Report {
             || self.verifications.iter().any(|line| line.wrong != 0)
         {
             at_least(Verdict::Mismatch);
+        }
+        let settled = self.accounts.iter().all(AccountLine::is_settled);
+        if !settled || !self.all_compared() || !self.pollers_agree() {
+            at_least(Verdict::Unaccounted);
         }
         let bad_ping = |ping: &PingLine| !ping.ok && !self.interrupted;
         if !self.failures.is_empty() || self.pings.iter().any(bad_ping) {
@@ -443,6 +526,22 @@ impl Report {
             });
         }
         verdict
+    }
+}
+
+impl AccountLine {
+    /// Whether each has ended once.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.never == 0 && self.twice == 0 && self.posted == self.ended()
+    }
+
+    /// Transfers that have ended.
+    fn ended(&self) -> u64 {
+        let failed = self.failed.iter().map(|(_, count)| count);
+        failed.fold(self.puts.saturating_add(self.gets), |sum, count| {
+            sum.saturating_add(*count)
+        })
     }
 }
 

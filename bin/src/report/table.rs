@@ -2,7 +2,7 @@
 
 use core::fmt::{self, Write as _};
 
-use super::Report;
+use super::{AccountLine, Report};
 
 impl fmt::Display for Report {
     /// The table.
@@ -49,6 +49,9 @@ impl fmt::Display for Report {
                 )?,
             }
         }
+        for line in &self.accounts {
+            writeln!(f, "{line}")?;
+        }
         for line in &self.repeats {
             writeln!(
                 f,
@@ -57,11 +60,8 @@ impl fmt::Display for Report {
             )?;
         }
         for node in self.nodes.iter().filter(|node| node.reconnected != 0) {
-            let (count, plural) = match node.reconnected {
-                1 => (1, ""),
-                more => (more, "s"),
-            };
-            writeln!(f, "{} made {count} lost connection{plural} again", node.nid)?;
+            let lost = several(node.reconnected, "lost connection");
+            writeln!(f, "{} made {lost} again", node.nid)?;
         }
         if let Some(capture) = &self.capture {
             writeln!(
@@ -86,6 +86,34 @@ impl fmt::Display for Report {
             writeln!(f, "{cores}")?;
         }
         write!(f, "{}", self.thread_table())
+    }
+}
+
+impl fmt::Display for AccountLine {
+    /// In a line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_settled() {
+            "each ended once"
+        } else {
+            "NOT EACH ENDED ONCE"
+        };
+        write!(
+            f,
+            "{} of {} with {}: {}, {verdict}: {} and {} well",
+            self.job,
+            self.node,
+            self.peer,
+            several(self.posted, "transfer"),
+            several(self.puts, "PUT"),
+            several(self.gets, "GET")
+        )?;
+        for (error, count) in &self.failed {
+            write!(f, ", {count} with `{error}`")?;
+        }
+        if self.never != 0 || self.twice != 0 {
+            write!(f, ", {} never, {} twice", self.never, self.twice)?;
+        }
+        Ok(())
     }
 }
 
@@ -257,6 +285,12 @@ impl fmt::Display for Table {
         }
         Ok(())
     }
+}
+
+/// So many of them.
+fn several(count: u64, what: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{plural}")
 }
 
 /// Three digits of what is there, or more.

@@ -2,18 +2,19 @@
 
 use super::table::{Table, megabytes};
 use super::{
-    CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, SpanLine, ThreadLine, Verdict,
-    VerificationLine, hex, left_over, rate,
+    AccountLine, CoreLine, DigestLine, NodeLine, PingLine, RepeatLine, Report, SpanLine,
+    ThreadLine, Verdict, VerificationLine, hex, left_over, rate,
 };
 use o2poll_dataplane::poller::Leftovers;
 
-fn core(transfers: u64) -> CoreLine {
+/// A core that has served so many transfers.
+fn core(peer_transfers: u64) -> CoreLine {
     CoreLine {
         connections: 1,
-        transfers,
-        peer_transfers: 0,
-        work_requests: 3 * transfers,
-        doorbells: transfers,
+        transfers: 0,
+        peer_transfers,
+        work_requests: 3 * peer_transfers,
+        doorbells: peer_transfers,
     }
 }
 
@@ -58,6 +59,21 @@ fn report() -> Report {
             peer_work_requests_per_transfer: Some(2.0),
             doorbells_per_transfer: Some(1.5),
             peer_doorbells_per_transfer: Some(1.0),
+        }],
+        accounts: vec![AccountLine {
+            node: String::from("10.0.0.2@o2ib"),
+            peer: String::from("10.0.0.1@o2ib"),
+            job: "workload",
+            posted: 1004,
+            puts: 500,
+            gets: 500,
+            failed: vec![
+                (String::from("timed out"), 3),
+                (String::from("no such connection"), 1),
+            ],
+            refused: 1,
+            never: 0,
+            twice: 0,
         }],
         verifications: vec![VerificationLine {
             node: String::from("10.0.0.2@o2ib"),
@@ -106,7 +122,17 @@ type Spoil = fn(&mut Report);
 #[test]
 fn only_a_spotless_run_is_good() {
     assert_eq!(report().judge(), Verdict::Good);
-    let spoil: [(Verdict, Spoil); 12] = [
+    let spoil: [(Verdict, Spoil); 18] = [
+        (Verdict::Unaccounted, |it| it.accounts[0].twice = 1),
+        (Verdict::Unaccounted, |it| it.accounts[0].never = 1),
+        (Verdict::Unaccounted, |it| it.accounts[0].posted += 1),
+        (Verdict::Unaccounted, |it| it.accounts[0].failed[0].1 -= 1),
+        // One that nobody has compared.
+        (Verdict::Unaccounted, |it| it.verifications[0].compared -= 1),
+        // One that its poller has ended and no job has seen end.
+        (Verdict::Unaccounted, |it| {
+            it.nodes[0].cores[0].transfers = 1
+        }),
         (Verdict::Mismatch, |it| it.digests[0].ok = false),
         (Verdict::Mismatch, |it| it.verifications[0].wrong = 1),
         (Verdict::Failed, |it| it.failures.push(String::from("x"))),
@@ -141,6 +167,8 @@ fn the_worst_decides() {
     assert_eq!(report.judge(), Verdict::Failed);
     report.digests[0].ok = false;
     assert_eq!(report.judge(), Verdict::Mismatch);
+    report.accounts[0].twice = 1;
+    assert_eq!(report.judge(), Verdict::Unaccounted);
 }
 
 #[test]
@@ -166,6 +194,13 @@ fn the_table_says_what_was_wrong() {
     assert!(text.contains("3.00 + 2.00"), "{text}");
     assert!(text.contains("tsc/transfer"), "{text}");
     assert!(!text.contains("MISMATCH"), "{text}");
+    assert!(
+        text.contains(
+            "workload of 10.0.0.2@o2ib with 10.0.0.1@o2ib: 1004 transfers, each ended once: 500 PUTs and 500 GETs well, \
+             3 with `timed out`, 1 with `no such connection`\n"
+        ),
+        "{text}"
+    );
     let mut report = report();
     report.verifications[0].compared = 0;
     assert!(report.to_string().contains("no GETs compared\n"));
@@ -174,10 +209,13 @@ fn the_table_says_what_was_wrong() {
     report.verifications[0].wrong = 3;
     report.nodes[0].left_over = Some(vec![("windows", 2)]);
     report.threads[0].allocations = None;
+    report.accounts[0].never = 2;
     report.clock = String::from("CLOCK_MONOTONIC, not the TSC: as asked");
     let text = report.to_string();
     assert!(text.contains("as it came: MISMATCH"), "{text}");
     assert!(text.contains("3 MISMATCH"), "{text}");
+    assert!(text.contains("NOT EACH ENDED ONCE"), "{text}");
+    assert!(text.contains(", 2 never, 0 twice"), "{text}");
     assert!(text.contains("2 windows"), "{text}");
     assert!(text.contains("not counted"), "{text}");
     assert!(text.contains("ns/transfer"), "{text}");

@@ -12,14 +12,13 @@ mod tests;
 use core::time::Duration;
 
 use o2poll_config::{self as config, Export};
-use o2poll_dataplane::endpoint::{
-    Error, Event, MatchBits, Operation, Portal, Request, Submission, Token,
-};
+use o2poll_dataplane::endpoint::{Error, Event, MatchBits, Operation, Portal, Request, Submission};
 use o2poll_dataplane::memory::{PageList, Range};
 use o2poll_dataplane::time::{Instant, Ticks};
 use o2poll_dataplane::wire::Nid;
 
 use crate::application::Turn;
+use crate::ledger::Ledger;
 use crate::links::{Links, Over, Way};
 use crate::measure::{CoreCounters, Span};
 use crate::pattern::{Pattern, Random};
@@ -67,6 +66,10 @@ pub struct Workload {
     pub failure: Option<Error>,
     /// Transfers that failed with their connection and were made again.
     pub repeated: u64,
+    /// All of them, one by one, those too that are not timed.
+    pub ledger: Ledger,
+    /// The incarnation of the peer.
+    incarnation: Option<u64>,
     repeat: bool,
     peer: Nid,
 }
@@ -114,6 +117,7 @@ impl Workload {
             memory: Vec::with_capacity(sizes.len()),
             list: Some(Box::leak(Box::new(PageList::new()))),
             layers: Layers::with_room(sizes.len()),
+            reborn: false,
             round: 0,
             state: State::Idle,
             prepared: false,
@@ -137,6 +141,8 @@ impl Workload {
             // read the slice before the first core has taken it.
             ack: job.verify && counters[1].len() > 1,
             unprepared: if job.verify { slots.len() } else { 0 },
+            ledger: Ledger::new(slots.len()),
+            incarnation: None,
             slots,
             sizes,
             biting: 0,
@@ -193,6 +199,18 @@ impl Workload {
                     rest = Some(after);
                     cut = *size;
                 }
+            }
+        }
+    }
+
+    /// A connection is up, with this incarnation of the peer. Another than before has a region of its own, which is clear: what
+    /// was PUT into the old one has died with it.
+    pub(crate) fn met(&mut self, incarnation: u64) {
+        let before = self.incarnation.replace(incarnation);
+        if before.is_some_and(|before| before != incarnation) {
+            for slot in &mut self.slots {
+                slot.reborn = true;
+                slot.begin_anew();
             }
         }
     }
@@ -327,8 +345,9 @@ impl Workload {
             // At most `MOST_SIZES` pieces, so there is room.
             let _ = list.push(range);
         }
+        let token = self.ledger.token(index);
         let request = Request {
-            token: Token(index as u64),
+            token,
             connection: over.connection,
             portal: self.portal,
             match_bits: slot.match_bits,
@@ -348,6 +367,8 @@ impl Workload {
         match port.submit_to(over.core, Submission::Transfer(request)) {
             Ok(()) => {
                 links.begun(over);
+                let length = self.sizes.get(slot.size).copied();
+                self.ledger.posted(token, slot.put, length);
                 slot.over = over;
                 if core::mem::take(&mut slot.again) && over != Over::default() {
                     self.repeated += 1;
@@ -383,7 +404,9 @@ impl Workload {
         else {
             return;
         };
-        let index = usize::try_from(token.0).unwrap_or(usize::MAX);
+        let Some((index, outcome)) = self.ledger.ended(token, outcome) else {
+            return;
+        };
         let Some(slot) = self.slots.get_mut(index) else {
             return;
         };
@@ -393,13 +416,9 @@ impl Workload {
             // The source of a PUT is as it was, and what is in the sink of a GET is right or still cleared.
             slot.state = State::Ready;
             slot.again = true;
+            slot.begin_anew();
             return;
         }
-        let length = self.sizes.get(slot.size).copied().unwrap_or(0);
-        let outcome = match outcome {
-            Ok(bytes) if bytes != length => Err(Error::NoRoom),
-            other => other,
-        };
         let prepared = core::mem::replace(&mut slot.prepared, true);
         if !prepared && self.verify {
             self.unprepared = self.unprepared.saturating_sub(1);
@@ -408,7 +427,7 @@ impl Workload {
         match outcome {
             Ok(bytes) => {
                 if slot.put {
-                    slot.layers.put(length.into(), slot.round);
+                    slot.layers.put(bytes.into(), slot.round);
                 } else if self.verify {
                     slot.state = State::Checking(0, 0);
                 }
@@ -425,6 +444,7 @@ impl Workload {
                 self.failure.get_or_insert(error);
             }
         }
+        slot.begin_anew();
     }
 
     /// Fills, clears or compares a little: of one slot until that is done, then of the next.
@@ -459,6 +479,7 @@ impl Workload {
                 }
                 if slot.state == State::Idle {
                     self.verified += 1;
+                    slot.begin_anew();
                 }
             }
             State::Idle | State::Ready | State::Out => return false,

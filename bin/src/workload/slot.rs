@@ -17,6 +17,8 @@ pub(super) struct Slot {
     pub(super) memory: Vec<Range<'static>>,
     pub(super) list: Option<&'static mut PageList<'static>>,
     pub(super) layers: Layers,
+    /// The peer has begun a new life, and what this slot is at was begun in the old one.
+    pub(super) reborn: bool,
     pub(super) round: u64,
     pub(super) state: State,
     pub(super) prepared: bool,
@@ -50,7 +52,7 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// Never more than there are sizes.
+    /// Never more than there are sizes, and what lies below them all.
     pub(super) fn with_room(sizes: usize) -> Self {
         Self {
             ends: Vec::with_capacity(sizes + 1),
@@ -65,6 +67,12 @@ impl Layers {
             self.ends.pop();
         }
         self.ends.push((length, round));
+    }
+
+    /// Nothing has been PUT yet into memory that is clear.
+    fn clear(&mut self) {
+        self.ends.clear();
+        self.ends.push((u64::MAX, CLEAR));
     }
 
     /// The round that byte `at` is of, and where that ends; `None` where nothing was PUT.
@@ -89,6 +97,14 @@ impl Slot {
             first.reverse();
         }
         self.list = Some(list);
+    }
+
+    /// Forgets what the peer's old life had, once nothing that was begun in it is under way or has yet to be compared.
+    pub(super) fn begin_anew(&mut self) {
+        if self.reborn && !matches!(self.state, State::Out | State::Checking(..)) {
+            self.reborn = false;
+            self.layers.clear();
+        }
     }
 
     /// Where a piece begins in the slice.
@@ -145,7 +161,11 @@ impl Slot {
         let layer = usize::try_from(end - at).unwrap_or(usize::MAX);
         let bite = length.min(BITE).min(layer);
         let bytes = left.get(..bite).unwrap_or(left);
-        let wrong = pattern(round).differences(at, bytes);
+        let wrong = if round == CLEAR {
+            bytes.iter().filter(|byte| **byte != 0).count() as u64
+        } else {
+            pattern(round).differences(at, bytes)
+        };
         self.state = if bite < length {
             State::Checking(piece, within + bite)
         } else if piece < self.size {
@@ -156,6 +176,9 @@ impl Slot {
         wrong
     }
 }
+
+/// The round of bytes that are 0.
+const CLEAR: u64 = u64::MAX;
 
 /// Bytes that one step fills, clears or compares.
 const BITE: usize = 16 << 10;

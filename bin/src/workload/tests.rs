@@ -149,6 +149,44 @@ fn a_get_that_moves_nothing_is_noticed() {
     assert_eq!(slot.check(pattern, 0, 0), 4096);
 }
 
+/// What the new life of a peer has is clear, and what its old life had is forgotten only when nothing of it is under way.
+#[test]
+fn after_a_new_life_of_the_peer_its_region_is_clear() {
+    let mut workload = workload(&[(64, 1), (4096, 1)], 0.0);
+    let pattern = |_| -> Pattern { panic!("nothing was PUT") };
+    workload.met(7);
+    for slot in &mut workload.slots {
+        slot.prepared = true;
+        slot.layers.put(4096, 1);
+    }
+    workload.met(7);
+    assert_eq!(workload.slots[0].layers.at(9), Some((1, 4096)));
+    workload.slots[1].state = State::Out;
+    workload.met(8);
+    assert_eq!(workload.slots[1].layers.at(9), Some((1, 4096)));
+    let check = |slot: &mut Slot| {
+        slot.size = 1;
+        slot.state = State::Checking(0, 0);
+        let mut wrong = 0;
+        while let State::Checking(piece, within) = slot.state {
+            wrong += slot.check(pattern, piece, within);
+        }
+        wrong
+    };
+    let slot = &mut workload.slots[0];
+    assert_eq!(check(slot), 0, "the memory is clear");
+    slot.memory[1].bytes_mut()[5] = 1;
+    assert_eq!(check(slot), 1);
+    // A shorter PUT lies over it.
+    slot.layers.put(64, 3);
+    assert_eq!(slot.layers.at(63), Some((3, 64)));
+    assert_eq!(slot.check(pattern, 1, 0), 1);
+    let late = &mut workload.slots[1];
+    late.state = State::Idle;
+    late.begin_anew();
+    assert_eq!(check(late), 0);
+}
+
 #[test]
 fn memory_comes_back_in_its_order() {
     let mut workload = workload(&[(8, 1), (16, 1), (16 << 10, 1)], 1.0);

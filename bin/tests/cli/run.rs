@@ -26,6 +26,24 @@ fn expect_spotless(report: &Value) {
             .sum();
         assert_eq!(registered, died, "every key that was made has died");
     }
+    // Whatever was submitted has ended once, and well, and was a transfer of the other node.
+    let count = |of: &Value, name: &str| of[name].as_u64().unwrap();
+    let (mut posted, mut served) = (0, 0);
+    for line in report["accounts"].as_array().unwrap() {
+        posted += count(line, "posted");
+        assert_eq!(
+            count(line, "posted"),
+            count(line, "puts") + count(line, "gets")
+        );
+        assert_eq!((count(line, "never"), count(line, "twice")), (0, 0));
+    }
+    for node in report["nodes"].as_array().unwrap() {
+        for core in node["cores"].as_array().unwrap() {
+            served += count(core, "peer_transfers");
+        }
+    }
+    assert!(posted > 0);
+    assert_eq!(posted, served);
     for thread in report["threads"].as_array().unwrap() {
         assert_eq!(thread["allocations"], 0);
         assert_eq!(thread["frees"], 0);

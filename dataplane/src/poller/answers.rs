@@ -10,7 +10,7 @@ use crate::pool::Handle;
 use crate::time::Instant;
 use crate::transfer::{Input, Phase, Place, Role, Sink, Step};
 use crate::wire::lnet::{self, WireHandle};
-use crate::wire::{Descriptor, Done};
+use crate::wire::{Descriptor, Done, Fragment};
 
 impl<N: Nic> Poller<'_, N> {
     /// A transfer of this connection by the cookie we gave the peer.
@@ -50,16 +50,17 @@ impl<N: Nic> Poller<'_, N> {
         sink: &Descriptor<'_>,
     ) -> Result<Then, Reason> {
         let handle = self.by_cookie(connection, source_cookie)?;
-        let lend = sink.len() > 1;
+        let only = sink.only();
+        let lend = only.is_none();
         if let Some(transfer) = self.transfers.get_mut(handle)
             && transfer.phase == Phase::AskedPut
         {
             transfer.cookie = sink_cookie;
             transfer.sink_key = sink.key();
-            let room = u32::try_from(sink.length()).unwrap_or(u32::MAX);
+            let room = room_in(sink, only);
             transfer.length = room.min(transfer.length);
             transfer.fills_sink = transfer.length == room;
-            if let (false, Some(fragment)) = (lend, sink.get(0)) {
+            if let Some(fragment) = only {
                 transfer.sink = Sink::One(fragment);
             }
             transfer.reserved = false;
@@ -104,15 +105,16 @@ impl<N: Nic> Poller<'_, N> {
     }
 
     /// PUT_DONE or GET_DONE: the data is in our memory, and the key to it must die now.
+    #[inline(always)]
     pub(super) fn done_arrived(
         &mut self,
         connection: Handle,
         done: Done,
         input: Input,
         invalidated: Option<RKey>,
-    ) -> Result<(), Reason> {
+    ) -> Result<Then, Reason> {
         let handle = self.by_cookie(connection, done.cookie)?;
-        self.moved(handle, done.status, input, invalidated)
+        self.moved(connection, handle, done.status, input, invalidated)
     }
 
     /// A WRITE with immediate data: as a PUT_DONE or GET_DONE that says that all of the sink is written. Like a DONE it
@@ -152,23 +154,18 @@ impl<N: Nic> Poller<'_, N> {
             return Err(Reason::BadLength);
         }
         let status = i32::try_from(whole).map_err(|_| Reason::BadLength)?;
-        self.moved(handle, status, input, None)?;
-        if input == Input::GetDone {
-            self.unreserve(connection);
-            Ok(REPOST)
-        } else {
-            Ok(REPOST_OWE)
-        }
+        self.moved(connection, handle, status, input, None)
     }
 
     /// The peer is done with the sink of this transfer.
     fn moved(
         &mut self,
+        connection: Handle,
         handle: Handle,
         status: i32,
         input: Input,
         invalidated: Option<RKey>,
-    ) -> Result<(), Reason> {
+    ) -> Result<Then, Reason> {
         let Some(transfer) = self.transfers.get_mut(handle) else {
             return Err(Reason::UnexpectedAnswer);
         };
@@ -200,7 +197,7 @@ impl<N: Nic> Poller<'_, N> {
         if input == Input::GetDone {
             transfer.reserved = false;
         }
-        self.apply(handle, input);
+        self.advance(handle, input);
         if invalidated.is_some() {
             self.counters.remote_invalidations.add(1);
             self.key_died();
@@ -208,7 +205,12 @@ impl<N: Nic> Poller<'_, N> {
         if dead {
             self.apply(handle, Input::Dead);
         }
-        Ok(())
+        Ok(if input == Input::GetDone {
+            self.unreserve(connection);
+            REPOST
+        } else {
+            REPOST_OWE
+        })
     }
 
     pub(super) fn ack_arrived(
@@ -318,12 +320,10 @@ impl<N: Nic> Poller<'_, N> {
             }
             return Ok(then);
         };
-        let Some(cover) = self.take_cover(connection, mechanism, length, true) else {
+        if !self.cover_own(handle, mechanism, length) {
             return Ok(Then::HoldReply);
-        };
+        }
         if let Some(transfer) = self.transfers.get_mut(handle) {
-            transfer.window = cover.window;
-            transfer.stage = cover.stage;
             transfer.cookie = cookie;
             transfer.length = length;
         }
@@ -334,5 +334,14 @@ impl<N: Nic> Poller<'_, N> {
         };
         self.apply(handle, input);
         Ok(REPOST)
+    }
+}
+
+/// Bytes that a peer's sink takes, whose only fragment is this.
+#[inline(always)]
+pub(super) fn room_in(sink: &Descriptor<'_>, only: Option<Fragment>) -> u32 {
+    match only {
+        Some(fragment) => fragment.length,
+        None => u32::try_from(sink.length()).unwrap_or(u32::MAX),
     }
 }

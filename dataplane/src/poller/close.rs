@@ -6,7 +6,7 @@ use crate::endpoint::{Error, Event, Incoming, Landed};
 use crate::nic::{Nic, SendWr, Status};
 use crate::pool::{Handle, Kind, Queue, pack};
 use crate::portal::Leaving;
-use crate::transfer::{Input, Phase, Place, Role, Sink};
+use crate::transfer::{Input, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::WireHandle;
 
 impl<'a, N: Nic> Poller<'a, N> {
@@ -79,23 +79,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.place = Place::Nothing;
-        let told = core::mem::replace(&mut state.event, false);
-        let event = Landed {
-            token: state.token,
-            operation: match state.role {
-                // A PUT_REQ of which nothing fits is answered by a PUT_NAK, and has landed all the same.
-                Role::Sink | Role::Ack | Role::Nak(_) => Incoming::Put {
-                    hdr_data: state.hdr_data,
-                },
-                _ => Incoming::Get,
-            },
-            nid: state.peer.0,
-            pid: state.peer.1,
-            match_bits: state.match_bits,
-            offset: u32::try_from(offset).unwrap_or(u32::MAX),
-            outcome: state.abandoned.map_or(state.outcome, Err),
-        };
-        if told {
+        if core::mem::replace(&mut state.event, false) {
+            let event = landed(state, offset);
             self.tell(Event::Landed(event));
         }
         self.release_entry(entry);
@@ -112,14 +97,10 @@ impl<'a, N: Nic> Poller<'a, N> {
 
     /// Gives back all that a transfer holds and tells whoever waits for it. No key of it is alive.
     pub(super) fn end(&mut self, handle: Handle) {
-        if let Some(transfer) = self.transfers.get(handle)
-            && let Place::Entry { .. } = transfer.place
-        {
-            self.landed(handle);
-        }
+        let (mut lent, mut left) = (None, None);
         // What it holds goes straight to where it belongs, the rest stays where it is: a transfer is several cache lines
         // long.
-        let ended = self.transfers.discard_with(handle, |transfer| {
+        self.transfers.discard_with(handle, |transfer| {
             let own = transfer.role.is_own();
             if let Some(window) = transfer.window.take() {
                 self.windows.give(window, own);
@@ -160,30 +141,42 @@ impl<'a, N: Nic> Poller<'a, N> {
                     && transfer.outcome != Err(Error::ConnectionClosed);
                 self.mappings.release(lease.mapping, is_quiet);
             }
-            let place = core::mem::replace(&mut transfer.place, Place::Nothing);
-            if let Place::Own(memory) = place
-                && transfer.event
-            {
-                self.events_due = self.events_due.saturating_sub(1);
-                // Room was reserved and only this core puts events in.
-                let _ = self.ends.events.push(Event::Done {
-                    token: transfer.token,
-                    outcome,
-                    memory,
-                });
+            match core::mem::replace(&mut transfer.place, Place::Nothing) {
+                Place::Own(memory) if transfer.event => {
+                    self.events_due = self.events_due.saturating_sub(1);
+                    // Room was reserved and only this core puts events in.
+                    let _ = self.ends.events.push(Event::Done {
+                        token: transfer.token,
+                        outcome,
+                        memory,
+                    });
+                }
+                Place::Entry { entry, offset } => {
+                    if transfer.event {
+                        self.events_due = self.events_due.saturating_sub(1);
+                        let event = landed(transfer, offset);
+                        let _ = self.ends.events.push(Event::Landed(event));
+                    }
+                    if let Some(attached) = self.entries.get_mut(entry)
+                        && attached.disengage()
+                    {
+                        left = Some(entry);
+                    }
+                }
+                Place::Own(_) | Place::Ping | Place::Nothing => {}
             }
-            match transfer.sink {
-                Sink::None | Sink::One(_) => None,
-                Sink::Many { .. } => Some((
-                    transfer.connection,
-                    core::mem::replace(&mut transfer.sink, Sink::None),
-                )),
+            if transfer.is_lent() {
+                let sink = core::mem::replace(&mut transfer.sink, Sink::None);
+                lent = Some((transfer.connection, sink));
             }
         });
         if !self.mappings.is_empty() {
             self.note_mappings();
         }
-        if let Some(Some((
+        if let Some(entry) = left {
+            self.let_go(entry);
+        }
+        if let Some((
             connection,
             Sink::Many {
                 receive,
@@ -191,7 +184,7 @@ impl<'a, N: Nic> Poller<'a, N> {
                 owe,
                 ..
             },
-        ))) = ended
+        )) = lent
         {
             self.repost(connection, receive, message, owe);
         }
@@ -436,5 +429,24 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.stopped = self.ends.reports.push(Report::Stopped(leftovers)).is_ok();
         }
         1
+    }
+}
+
+/// What an application is told of a peer's transfer.
+fn landed(transfer: &Transfer<'_>, offset: u64) -> Landed {
+    Landed {
+        token: transfer.token,
+        operation: match transfer.role {
+            // A PUT_REQ of which nothing fits is answered by a PUT_NAK, and has landed all the same.
+            Role::Sink | Role::Ack | Role::Nak(_) => Incoming::Put {
+                hdr_data: transfer.hdr_data,
+            },
+            _ => Incoming::Get,
+        },
+        nid: transfer.peer.0,
+        pid: transfer.peer.1,
+        match_bits: transfer.match_bits,
+        offset: u32::try_from(offset).unwrap_or(u32::MAX),
+        outcome: transfer.abandoned.map_or(transfer.outcome, Err),
     }
 }

@@ -5,7 +5,7 @@ use crate::connection::State;
 use crate::nic::{Burst, Completion, Fault, Nic, Status, WrId};
 use crate::pool::{Handle, Kind, unpack};
 use crate::time::Instant;
-use crate::transfer::{Input, Phase, Step};
+use crate::transfer::{Input, Phase, Step, step};
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// One burst of completions.
@@ -93,28 +93,49 @@ impl<'a, N: Nic> Poller<'a, N> {
             return;
         };
         state.in_flight = state.in_flight.saturating_sub(1);
-        let empty = state.in_flight == 0;
         if kind == Kind::Send {
             state.message = state.message.take().map(|message| message.home());
         }
-        if matches!(kind, Kind::Invalidate | Kind::Fence) && !failed {
-            self.key_finished(kind, handle);
+        let kills = matches!(kind, Kind::Invalidate | Kind::Fence) && !failed;
+        if state.in_flight != 0 {
+            if kills {
+                self.key_finished(kind, handle);
+            }
+            return;
         }
-        if empty {
+        if kills {
+            // With its key, and nothing else of it on the queue, it is most often over.
+            let (own, granted) = (state.role.is_own(), state.role.is_sink());
+            let is_plain = kind == Kind::Invalidate && own && granted && state.stage.is_none();
+            if is_plain
+                && let Some(window) = &mut state.window
+                && let (phase, Step::Finish) = step(state.phase, Input::Dead)
+                && !state.queued
+            {
+                window.dead();
+                state.phase = phase;
+                self.counters.invalidations.add(1);
+                self.key_died();
+                self.end(handle);
+                return;
+            }
+            self.key_finished(kind, handle);
+            self.all_finished(handle);
+            return;
+        }
+        // A message, and most others: with its last work request it has ended.
+        if state.phase == Phase::Sent && state.is_bare() {
+            self.end(handle);
+        } else {
             self.all_finished(handle);
         }
     }
 
     /// Nothing of a transfer is on the send queue any more.
     fn all_finished(&mut self, handle: Handle) {
-        let Some(state) = self.transfers.get_mut(handle) else {
+        let Some(state) = self.transfers.get(handle) else {
             return;
         };
-        // A message, and most others: with its last work request it has ended.
-        if state.phase == Phase::Sent && state.is_bare() {
-            self.end(handle);
-            return;
-        }
         let is_over = state.abandoned.is_some();
         self.apply(handle, Input::Completed);
         // Its time ended while it was being sent: an ACK is no longer waited for.
@@ -185,7 +206,14 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Moves a transfer on and does what its next step says.
+    #[inline(never)]
     pub(super) fn apply(&mut self, handle: Handle, input: Input) -> Step {
+        self.advance(handle, input)
+    }
+
+    /// [`apply`](Self::apply), where it is worth to be inlined.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, handle: Handle, input: Input) -> Step {
         let Some(state) = self.transfers.get_mut(handle) else {
             return Step::Ignore;
         };
@@ -203,6 +231,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         then
     }
 
+    #[inline(always)]
     fn act(&mut self, connection: Handle, handle: Handle, idle: bool, then: Step) {
         match then {
             Step::Wait | Step::Ignore => {}
@@ -249,7 +278,9 @@ impl<'a, N: Nic> Poller<'a, N> {
         if !transfer.queued && state.state != State::Closing {
             transfer.queued = true;
             self.transfers.push_back(queue, handle);
-            self.list(connection);
+            if !state.listed {
+                self.list(connection);
+            }
         }
     }
 }

@@ -1,36 +1,37 @@
 //! Where a step of one transfer puts its work requests, and writes them down.
 
-use super::record::{Chain, Link, Record, What, Windows};
+use super::record::{Chain, Link, Record, Stack, What, Windows};
 use super::{Limits, Poller};
 use crate::connection::Connection;
 use crate::counters::Counters;
 use crate::nic::{Capabilities, Nic, SendWr, WrId};
-use crate::pool::{Handle, Kind, Pool, pack};
+use crate::pool::{Cookies, Handle, Kind, Pool, pack};
 use crate::portal::Attached;
 use crate::registration::{Mappings, Scratch};
 use crate::transfer::Transfer;
 use crate::wire::ping;
 
-/// What puts work requests of one transfer on the open chain: the device, and everything that is written down of
-/// them. The poller without its connections and transfers, so that both are looked up once for a whole step.
+/// What puts work requests of a connection's transfers on the open chain: the device, and everything that is written down
+/// of them. The poller without its connections and transfers, so that the one is looked up once for a whole chain, and
+/// each of the others once for a whole step.
 pub(super) struct Desk<'p, 'a, N: Nic> {
     pub(super) nic: &'p mut N,
     pub(super) capabilities: &'p Capabilities,
     pub(super) limits: &'p Limits,
     pub(super) counters: &'a Counters,
     pub(super) entries: &'p Pool<'a, Attached<'a>>,
+    pub(super) messages: &'p mut Stack<'a>,
     pub(super) windows: &'p mut Windows<'a>,
     pub(super) mappings: &'p mut Mappings<'a>,
     pub(super) scratch: &'p mut Scratch,
     pub(super) ping: &'p [u8; ping::BYTES],
     pub(super) source_from: usize,
+    pub(super) chain: &'p mut Chain,
     record: &'p mut Record<'a>,
-    chain: &'p mut Chain,
-    connection: Handle,
-    /// The transfer's.
+    cookies: Cookies,
+    pub(super) connection: Handle,
+    /// The transfer's whose turn it is.
     pub(super) handle: Handle,
-    /// The transfer's, as its peer is told.
-    pub(super) cookie: u64,
 }
 
 impl<'a, N: Nic> Desk<'_, 'a, N> {
@@ -59,7 +60,22 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         id: WrId,
     ) {
         transfer.in_flight = transfer.in_flight.wrapping_add(1);
-        note(self.record, self.chain, self.connection, state, link, id);
+        self.note(state, link, id);
+    }
+
+    /// One work request more on the send queue of the connection.
+    #[inline(always)]
+    pub(super) fn note(&mut self, state: &mut Connection<'_>, link: Link, id: WrId) {
+        self.record.set(self.connection, state.head, id);
+        state.head = state.head.wrapping_add(1);
+        // `fill` keeps room for a whole step.
+        let _ = self.chain.push(link);
+    }
+
+    /// The transfer's, as its peer is told.
+    #[inline]
+    pub(super) const fn cookie(&self) -> u64 {
+        self.cookies.of(self.handle)
     }
 
     /// How the transfer is now, for the work request that comes next.
@@ -87,49 +103,35 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
 }
 
 impl<'a, N: Nic> Poller<'a, N> {
-    /// A transfer, its connection, and what puts its work requests on the chain.
+    /// A connection, all transfers, and what puts work requests on the chain.
     #[inline(always)]
-    pub(super) fn desk(
-        &mut self,
-        connection: Handle,
-        handle: Handle,
-    ) -> Option<(Desk<'_, 'a, N>, &mut Connection<'a>, &mut Transfer<'a>)> {
-        let cookie = self.transfers.cookie(handle);
+    pub(super) fn desk(&mut self, connection: Handle) -> Option<Parts<'_, 'a, N>> {
         let state = self.connections.get_mut(connection)?;
-        let transfer = self.transfers.get_mut(handle)?;
         let desk = Desk {
             nic: &mut self.nic,
             capabilities: &self.capabilities,
             limits: &self.limits,
             counters: self.counters,
             entries: &self.entries,
+            messages: &mut self.messages,
             windows: &mut self.windows,
             mappings: &mut self.mappings,
             scratch: &mut self.scratch,
             ping: &self.ping,
             source_from: self.source_from,
-            record: &mut self.record,
             chain: &mut self.chain,
+            record: &mut self.record,
+            cookies: self.transfers.cookies(),
             connection,
-            handle,
-            cookie,
+            handle: connection,
         };
-        Some((desk, state, transfer))
+        Some((desk, state, &mut self.transfers))
     }
 }
 
-/// One work request more on the send queue of a connection.
-#[inline(always)]
-pub(super) fn note(
-    record: &mut Record<'_>,
-    chain: &mut Chain,
-    connection: Handle,
-    state: &mut Connection<'_>,
-    link: Link,
-    id: WrId,
-) {
-    record.set(connection, state.head, id);
-    state.head = state.head.wrapping_add(1);
-    // `fill` keeps room for a whole step.
-    let _ = chain.push(link);
-}
+/// What [`Poller::desk`] takes the poller apart into.
+type Parts<'p, 'a, N> = (
+    Desk<'p, 'a, N>,
+    &'p mut Connection<'a>,
+    &'p mut Pool<'a, Transfer<'a>>,
+);

@@ -13,7 +13,10 @@ use crate::pool::{Kind, Pool, pack, pack_write};
 use crate::portal::Attached;
 use crate::transfer::{Cursor, Input, Message as Slot, Phase, Place, Role, Sink, Transfer};
 use crate::wire::lnet::{self, WireHandle};
-use crate::wire::{Body, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_immediate};
+use crate::wire::{
+    Body, Done, Envelope, Fragment, IMMEDIATE_BYTES, Message, encode_get_req, encode_immediate,
+    encode_put_ack,
+};
 
 /// Most local pieces of one WRITE, whatever the device could take.
 const PIECES: usize = 32;
@@ -109,22 +112,37 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             let paid = is_told.then(|| state.credits.pay());
             let imm = paid.map(|paid| Immediate::new(paid, transfer.cookie).to_bits());
             let what = match paid {
-                Some(paid) => What::Immediate { cursor, paid },
+                Some(paid) => What::Immediate {
+                    cursor,
+                    paid,
+                    lent: transfer.is_lent(),
+                },
                 None => What::Write { cursor },
             };
             let link = self.link(what, transfer);
-            let wr = SendWr::Write {
-                local: &pieces,
-                remote,
-                imm,
-            };
             // Where an invalidate follows, that tells of all.
             let signalled = if is_last {
                 is_told && !is_source
             } else {
                 is_end
             };
-            self.queue(state, transfer, link, id, signalled, wr);
+            // The common form by itself, as in `post`.
+            if let (&[piece], None) = (&pieces[..], imm) {
+                let wr = SendWr::Write {
+                    local: &[piece],
+                    remote,
+                    imm: None,
+                };
+                self.nic.queue(state.qp, id, signalled, wr);
+            } else {
+                let wr = SendWr::Write {
+                    local: &pieces,
+                    remote,
+                    imm,
+                };
+                self.nic.queue(state.qp, id, signalled, wr);
+            }
+            self.queued(state, transfer, link, id);
         }
         transfer.outcome = Ok(transfer.cursor.written);
         let last = if transfer.role == Role::Put && transfer.handle != WireHandle::NONE {
@@ -159,7 +177,10 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let what = if credit {
             What::Request { paid, told: true }
         } else {
-            What::Answer { paid }
+            What::Answer {
+                paid,
+                lent: transfer.is_lent(),
+            }
         };
         self.post(state, transfer, buffer, length, what, signalled);
         transfer.posted(posted);
@@ -197,14 +218,29 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let is_done = transfer.phase == Phase::Data;
         let invalidate = (is_done && state.terms.kills_keys).then_some(transfer.sink_key);
         let sent = buffer.post();
+        let message = sent.sge(length);
         let id = pack(Kind::Send, self.handle);
-        let wr = SendWr::Send {
-            message: sent.sge(length),
-            invalidate,
-        };
         let link = self.link(what, transfer);
         transfer.message = Some(Slot::Posted(sent));
-        self.queue(state, transfer, link, id, signalled, wr);
+        // Each form by itself: a driver that is inlined here need not find out which it is, nor have it in memory.
+        if let Some(key) = invalidate {
+            self.nic.queue(
+                state.qp,
+                id,
+                signalled,
+                SendWr::Send {
+                    message,
+                    invalidate: Some(key),
+                },
+            );
+        } else {
+            let wr = SendWr::Send {
+                message,
+                invalidate: None,
+            };
+            self.nic.queue(state.qp, id, signalled, wr);
+        }
+        self.queued(state, transfer, link, id);
     }
 
     /// Writes a whole LNet message; its length.
@@ -264,7 +300,7 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
             }
             _ => {}
         }
-        let cookie = self.cookie;
+        let cookie = self.cookie();
         if transfer.phase != Phase::Answer && transfer.role != Role::Get {
             let body = match transfer.role {
                 Role::Put => put(transfer, self.ours()),
@@ -279,20 +315,13 @@ impl<'a, N: Nic> Desk<'_, 'a, N> {
         let mut one = [Fragment::default()];
         let zero_based = self.capabilities.zero_based;
         let sink = describe(transfer, self.entries, zero_based, self.scratch, &mut one);
-        if transfer.phase == Phase::Answer {
-            let body = Body::PutAck {
-                source_cookie: transfer.cookie,
-                sink_cookie: cookie,
-                sink,
-            };
-            return encode(envelope, body, to);
-        }
-        let body = Body::GetReq {
-            header: header(transfer, self.limits, 0, get(transfer, ours)),
-            cookie,
-            sink,
+        let length = if transfer.phase == Phase::Answer {
+            encode_put_ack(envelope, transfer.cookie, cookie, &sink, to)
+        } else {
+            let header = header(transfer, self.limits, 0, get(transfer, ours));
+            encode_get_req(envelope, &header, cookie, &sink, to)
         };
-        encode(envelope, body, to)
+        length.unwrap_or(0)
     }
 
     /// What the peer's LNet is to echo.
@@ -337,13 +366,17 @@ pub(super) fn memory_of<'t, 'a>(
 
 /// Address of the first byte in the key's address space. The address that goes to the peer is exactly
 /// the registered one (LU-9500).
+#[inline]
 pub(super) fn base_of(list: &PageList<'_>, offset: u64, length: u32, zero_based: bool) -> u64 {
     if zero_based {
         return 0;
     }
-    list.slice(offset, length)
-        .next()
-        .map_or(0, |piece| piece.address)
+    let first = if offset == 0 && length != 0 {
+        list.pieces().first().copied()
+    } else {
+        list.slice(offset, length).next()
+    };
+    first.map_or(0, |piece| piece.address)
 }
 
 fn transfer_fragment(sink: &Sink<'_>, cursor: Cursor) -> Option<Fragment> {

@@ -7,6 +7,7 @@ mod answers;
 mod close;
 mod complete;
 mod desk;
+mod fill;
 mod map;
 mod message;
 mod obey;

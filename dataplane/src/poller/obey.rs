@@ -14,7 +14,8 @@ impl<N: Nic> Poller<'_, N> {
     /// Carries out what was ordered. An order is taken only when its report has room.
     pub(super) fn obey(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
-        while self.ends.reports.free() > 0
+        while !self.ends.orders.is_empty()
+            && self.ends.reports.free() > 0
             && let Some(order) = self.ends.orders.pop()
         {
             work = work.saturating_add(1);

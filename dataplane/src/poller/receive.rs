@@ -59,6 +59,7 @@ pub(super) const EPROTONOSUPPORT: i32 = -93;
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// A receive has received.
+    #[inline(never)]
     pub(super) fn received(
         &mut self,
         id: WrId,
@@ -193,6 +194,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         u32::try_from(waiting.saturating_sub(left)).unwrap_or(u32::MAX)
     }
 
+    #[inline(never)]
     fn take_again(&mut self, connection: Handle, handle: Handle, now: Instant) {
         let Some(receive) = self.receives.get_mut(handle) else {
             return;
@@ -214,6 +216,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
+    #[inline(always)]
     fn take(
         &mut self,
         connection: Handle,
@@ -226,7 +229,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         let bytes = buffer.peek().get(..length as usize).unwrap_or_default();
         let verdict = self.judge(connection, bytes, circumstances);
         match verdict {
-            Ok(Then::Repost { owe }) => self.repost(connection, handle, buffer, owe),
+            Ok(Then::Repost { owe }) => self.post_again(connection, handle, buffer, owe),
             Ok(then @ (Then::Hold | Then::HoldReply)) => {
                 if !again {
                     self.counters.holds.add(1);
@@ -311,6 +314,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Posts a receive again. The credit it is worth is owed only once it is posted.
+    #[inline(never)]
     pub(super) fn repost(
         &mut self,
         connection: Handle,
@@ -318,6 +322,12 @@ impl<'a, N: Nic> Poller<'a, N> {
         buffer: Buffer<'a>,
         owe: bool,
     ) {
+        self.post_again(connection, handle, buffer, owe);
+    }
+
+    /// [`repost`](Self::repost), where it is worth to be inlined.
+    #[inline(always)]
+    fn post_again(&mut self, connection: Handle, handle: Handle, buffer: Buffer<'a>, owe: bool) {
         let alive = self
             .connections
             .get_mut(connection)
@@ -359,6 +369,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// What a message means, and what becomes of its receive.
+    #[inline(always)]
     fn judge(
         &mut self,
         connection: Handle,
@@ -396,7 +407,10 @@ impl<'a, N: Nic> Poller<'a, N> {
             Kind::Noop => Ok(REPOST),
             Kind::ConnReq | Kind::ConnAck => Err(Reason::UnexpectedType),
             Kind::Immediate => {
-                let (header, payload) = message.immediate().map_err(Reason::Malformed)?;
+                let (header, payload) = match message.immediate() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 if !self.is_for_us(header)? {
                     return Ok(REPOST_OWE);
                 }
@@ -413,7 +427,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Kind::PutReq => {
-                let (header, cookie) = message.put_req().map_err(Reason::Malformed)?;
+                let (header, cookie) = match message.put_req() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 match header.body() {
                     lnet::Body::Put { .. } => {
                         self.put_req_arrived(connection, header, cookie, again, now)
@@ -425,28 +442,31 @@ impl<'a, N: Nic> Poller<'a, N> {
                 }
             }
             Kind::GetReq => {
-                let (header, cookie, sink) = message.get_req().map_err(Reason::Malformed)?;
+                let (header, cookie, sink) = match message.get_req() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 self.get_req_arrived(connection, header, cookie, &sink, again, now)
             }
             Kind::PutAck => {
-                let (source_cookie, sink_cookie, sink) =
-                    message.put_ack().map_err(Reason::Malformed)?;
+                let (source_cookie, sink_cookie, sink) = match message.put_ack() {
+                    Ok(parts) => parts,
+                    Err(why) => return Err(Reason::Malformed(why)),
+                };
                 self.put_ack_arrived(connection, source_cookie, sink_cookie, &sink)
             }
             Kind::PutNak => {
                 let done = message.done().map_err(Reason::Malformed)?;
                 self.put_nak_arrived(connection, done)
             }
-            Kind::PutDone => {
+            Kind::PutDone | Kind::GetDone => {
                 let done = message.done().map_err(Reason::Malformed)?;
-                self.done_arrived(connection, done, Input::PutDone, invalidated)?;
-                Ok(REPOST_OWE)
-            }
-            Kind::GetDone => {
-                let done = message.done().map_err(Reason::Malformed)?;
-                self.done_arrived(connection, done, Input::GetDone, invalidated)?;
-                self.unreserve(connection);
-                Ok(REPOST)
+                let input = if kind == Kind::GetDone {
+                    Input::GetDone
+                } else {
+                    Input::PutDone
+                };
+                self.done_arrived(connection, done, input, invalidated)
             }
         }
     }

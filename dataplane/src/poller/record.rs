@@ -84,14 +84,17 @@ pub(super) enum What {
     Write {
         cursor: Cursor,
     },
-    /// A WRITE with immediate data, which carried credits back.
+    /// A WRITE with immediate data, which carried credits back; as an answer.
     Immediate {
         cursor: Cursor,
         paid: u8,
+        lent: bool,
     },
-    /// A message that carried credits back.
+    /// A message that carried credits back. `lent`: its transfer reads the peer's descriptor in a receive, which goes back
+    /// when this is on its way.
     Answer {
         paid: u8,
+        lent: bool,
     },
     /// A message that carried credits back and took one. Not `told`: the completion of a message behind it in the chain
     /// speaks for it.
@@ -206,6 +209,7 @@ impl<'a> Windows<'a> {
         !self.free.is_empty() && (used < share || share == 0)
     }
 
+    #[inline]
     pub(super) fn take(&mut self, own: bool) -> Option<Descriptor> {
         if !self.has(own) {
             return None;

@@ -1,6 +1,7 @@
 //! What peers ask: PUTs and GETs, in a message or in bulk. Each takes its share of the queue pair, its slot,
 //! its window and its event's place together, or is held.
 
+use super::answers::room_in;
 use super::receive::{ENODATA, EPROTONOSUPPORT, PING_BYTES, REPOST_OWE, Then};
 use super::{Poller, Reason};
 use crate::endpoint::{EntryOptions, Event, Incoming, Landed, MatchBits, Portal, Token};
@@ -14,6 +15,7 @@ use crate::wire::{Descriptor, IMMEDIATE_PAYLOAD};
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// Whether a request that just came must queue behind others that wait.
+    #[inline]
     pub(super) fn must_queue(&self, connection: Handle, again: bool) -> bool {
         !again
             && self
@@ -23,10 +25,12 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// Whether there is a share of the queue pair, a slot and a buffer for a transfer of the peer.
+    #[inline]
     pub(super) fn has_share(&self, connection: Handle) -> bool {
         self.has_shares(connection, 0)
     }
 
+    #[inline]
     pub(super) fn has_shares(&self, connection: Handle, extra: u16) -> bool {
         !self.messages.is_empty()
             && self.transfers.vacant() > 0
@@ -34,6 +38,16 @@ impl<'a, N: Nic> Poller<'a, N> {
                 .connections
                 .get(connection)
                 .is_some_and(|state| state.peers < state.terms.queue_depth.saturating_add(extra))
+    }
+
+    /// Whether a request that just came has its turn, and a share.
+    #[inline(always)]
+    fn may_start(&self, connection: Handle, again: bool) -> bool {
+        !self.messages.is_empty()
+            && self.transfers.vacant() > 0
+            && self.connections.get(connection).is_some_and(|state| {
+                (again || state.held.is_empty()) && state.peers < state.terms.queue_depth
+            })
     }
 
     /// Starts a transfer of the peer. `has_share` said that there is room.
@@ -112,7 +126,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         again: bool,
         now: Instant,
     ) -> Result<Then, Reason> {
-        if self.must_queue(connection, again) || !self.has_share(connection) {
+        if !self.may_start(connection, again) {
             return Ok(Then::Hold);
         }
         self.turn_down(connection, role, cookie, now);
@@ -145,43 +159,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    /// Where an incoming PUT or GET lands. `Some(None)`: nowhere.
-    pub(super) fn look_up(&mut self, header: lnet::View<'_>) -> Option<portal::Match> {
-        let question = match header.body() {
-            lnet::Body::Put {
-                match_bits,
-                portal,
-                offset,
-                ..
-            } => Question {
-                put: true,
-                portal: Portal(portal),
-                match_bits: MatchBits(match_bits),
-                from: header.source(),
-                offset,
-                length: header.payload_length(),
-            },
-            lnet::Body::Get {
-                match_bits,
-                portal,
-                offset,
-                sink_length,
-                ..
-            } => Question {
-                put: false,
-                portal: Portal(portal),
-                match_bits: MatchBits(match_bits),
-                from: header.source(),
-                offset,
-                length: sink_length.min(lnet::MTU),
-            },
-            _ => return None,
-        };
-        portal::find(&self.entries, &self.attached, &question)
+    /// Where an incoming PUT or GET lands; `None`: nowhere.
+    fn look_up(&self, question: &Question) -> Option<portal::Match> {
+        portal::find(&self.entries, &self.attached, question)
     }
 
     /// The options and token of a matched entry, and whether its event, if it wants one, has room.
-    pub(super) fn prepare(&mut self, found: &portal::Match) -> Option<(EntryOptions, Token)> {
+    #[inline]
+    fn prepare(&mut self, found: &portal::Match) -> Option<(EntryOptions, Token)> {
         let attached = self.entries.get(found.entry)?;
         let (options, token) = (attached.entry.options, attached.entry.token);
         if options.contains(EntryOptions::EVENTS) && self.ends.events.free() <= self.events_due {
@@ -213,15 +198,8 @@ impl<'a, N: Nic> Poller<'a, N> {
         if self.must_queue(connection, again) {
             return Ok(Then::Hold);
         }
-        let question = Question {
-            put: true,
-            portal: Portal(portal),
-            match_bits: MatchBits(match_bits),
-            from: header.source(),
-            offset,
-            length: header.payload_length(),
-        };
-        let Some(found) = portal::find(&self.entries, &self.attached, &question) else {
+        let question = of_put(header, portal, match_bits, offset);
+        let Some(found) = self.look_up(&question) else {
             self.counters.unmatched.add(1);
             return Ok(REPOST_OWE);
         };
@@ -281,13 +259,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             reply,
             match_bits,
             portal,
+            offset,
             sink_length,
-            ..
         } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
-        if self.must_queue(connection, again) || !self.has_share(connection) {
+        if !self.may_start(connection, again) {
             return Ok(Then::Hold);
         }
         let mut transfer = self.blank(connection, Role::Reply, Some(header), now);
@@ -298,7 +276,8 @@ impl<'a, N: Nic> Poller<'a, N> {
             transfer.place = Place::Ping;
             transfer.length = sink_length.min(PING_BYTES);
         } else {
-            let Some(found) = self.look_up(header) else {
+            let question = of_get(header, portal, match_bits, offset, sink_length);
+            let Some(found) = self.look_up(&question) else {
                 self.counters.unmatched.add(1);
                 return Ok(REPOST_OWE);
             };
@@ -340,16 +319,18 @@ impl<'a, N: Nic> Poller<'a, N> {
             ack,
             match_bits,
             hdr_data,
-            ..
+            portal,
+            offset,
         } = header.body()
         else {
             return Err(Reason::UnexpectedType);
         };
         let ours = self.is_for_us(header)?;
-        if self.must_queue(connection, again) || !self.has_share(connection) {
+        if !self.may_start(connection, again) {
             return Ok(Then::Hold);
         }
-        let found = if ours { self.look_up(header) } else { None };
+        let question = of_put(header, portal, match_bits, offset);
+        let found = ours.then(|| self.look_up(&question)).flatten();
         let Some(found) = found else {
             self.counters.unmatched.add(1);
             return self.refuse(connection, Role::Nak(0), cookie, again, now);
@@ -374,13 +355,10 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.counters.unmappable.add(u64::from(!again));
                 return self.refuse(connection, Role::Nak(EPROTONOSUPPORT), cookie, again, now);
             };
-            let cover = self.take_cover(connection, mechanism, found.length, false);
-            let Some(cover) = cover else {
+            if !self.cover(&mut transfer, mechanism, found.length) {
                 return Ok(Then::Hold);
-            };
+            }
             transfer.mechanism = Some(mechanism);
-            transfer.window = cover.window;
-            transfer.stage = cover.stage;
         }
         transfer.event = options.contains(EntryOptions::EVENTS) && self.reserve_event();
         if let Some(attached) = self.entries.get_mut(found.entry) {
@@ -404,6 +382,7 @@ impl<'a, N: Nic> Poller<'a, N> {
     }
 
     /// A GET whose data we write.
+    #[inline(always)]
     pub(super) fn get_req_arrived(
         &mut self,
         connection: Handle,
@@ -414,7 +393,11 @@ impl<'a, N: Nic> Poller<'a, N> {
         now: Instant,
     ) -> Result<Then, Reason> {
         let lnet::Body::Get {
-            match_bits, portal, ..
+            match_bits,
+            portal,
+            offset,
+            sink_length,
+            ..
         } = header.body()
         else {
             return Err(Reason::UnexpectedType);
@@ -422,7 +405,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         if header.destination() != self.limits.nid {
             return Err(Reason::WrongAddress);
         }
-        if self.must_queue(connection, again) || !self.has_share(connection) {
+        if !self.may_start(connection, again) {
             return Ok(Then::Hold);
         }
         let mut transfer = self.blank(connection, Role::Source, Some(header), now);
@@ -430,12 +413,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         transfer.cookie = cookie;
         transfer.match_bits = MatchBits(match_bits);
         transfer.sink_key = sink.key();
-        let room = u32::try_from(sink.length()).unwrap_or(u32::MAX);
+        let only = sink.only();
+        let room = room_in(sink, only);
         if Self::is_ping(portal, match_bits) {
             transfer.place = Place::Ping;
             transfer.length = room.min(PING_BYTES);
         } else {
-            let Some(found) = self.look_up(header) else {
+            let question = of_get(header, portal, match_bits, offset, sink_length);
+            let Some(found) = self.look_up(&question) else {
                 self.counters.unmatched.add(1);
                 return self.refuse(connection, Role::Refusal(ENODATA), cookie, again, now);
             };
@@ -455,14 +440,14 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
         transfer.fills_sink = transfer.length == room;
         transfer.outcome = Ok(transfer.length);
-        let lend = sink.len() > 1;
-        if let (false, Some(fragment)) = (lend, sink.get(0)) {
+        let lend = only.is_none();
+        if let Some(fragment) = only {
             transfer.sink = Sink::One(fragment);
         }
         let Some(handle) = self.admit(transfer) else {
             return Ok(REPOST_OWE);
         };
-        self.apply(handle, Input::Completed);
+        self.advance(handle, Input::Completed);
         Ok(if lend {
             Then::Lend {
                 to: handle,
@@ -472,5 +457,37 @@ impl<'a, N: Nic> Poller<'a, N> {
         } else {
             REPOST_OWE
         })
+    }
+}
+
+/// Where a PUT lands.
+#[inline]
+fn of_put(header: lnet::View<'_>, portal: u32, match_bits: u64, offset: u32) -> Question {
+    Question {
+        put: true,
+        portal: Portal(portal),
+        match_bits: MatchBits(match_bits),
+        from: header.source(),
+        offset,
+        length: header.payload_length(),
+    }
+}
+
+/// Where a GET of so many bytes lands.
+#[inline]
+fn of_get(
+    header: lnet::View<'_>,
+    portal: u32,
+    match_bits: u64,
+    offset: u32,
+    sink_length: u32,
+) -> Question {
+    Question {
+        put: false,
+        portal: Portal(portal),
+        match_bits: MatchBits(match_bits),
+        from: header.source(),
+        offset,
+        length: sink_length.min(lnet::MTU),
     }
 }

@@ -1,17 +1,16 @@
 //! What goes out: per connection first what kills keys, then answers, then what needs credits, then a
 //! NOOP; one doorbell for all of it.
 
-use super::desk::note;
-use super::record::{CHAIN, Link, What};
+use super::fill::{Filled, room_of};
+use super::record::{Link, What};
 use super::sink::{choose, cover};
 use super::{Poller, Received};
 use crate::connection::State;
-use crate::nic::{Nic, Qp, SendWr};
-use crate::pool::{Handle, Kind, pack};
+use crate::nic::{Nic, Qp};
+use crate::pool::Handle;
 use crate::time::Instant;
-use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, Transfer, step};
-use crate::wire::lnet::WireHandle;
-use crate::wire::{Body, IMMEDIATE_PAYLOAD, Message};
+use crate::transfer::{Input, Message as Slot, Phase, Role, Sink, step};
+use crate::wire::IMMEDIATE_PAYLOAD;
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// Serves every connection that has something to do. Those that still have afterwards are looked
@@ -61,15 +60,12 @@ impl<'a, N: Nic> Poller<'a, N> {
             }
         }
         loop {
-            let queued = self.fill(connection);
+            let queued = self.fill(connection, now);
             if self.chain.is_empty() {
                 return work;
             }
             let length = self.chain.len();
             work = work.saturating_add(u32::try_from(length).unwrap_or(u32::MAX));
-            if let Some(state) = self.connections.get_mut(connection) {
-                state.last_sent = now;
-            }
             let whole = self.ring(connection, qp);
             // A chain that was cut by its own length goes on; one that the device cut waits.
             if !whole || !queued {
@@ -133,325 +129,93 @@ impl<'a, N: Nic> Poller<'a, N> {
         }
     }
 
-    /// Transfers of ours that wait, oldest first, as long as there is what they need.
+    /// Transfers of ours that wait, oldest first, as long as there is what they need: a share of the queue pair, a buffer and
+    /// a window, all or nothing.
     fn admit_waiting(&mut self, connection: Handle) {
         loop {
             let Some(state) = self.connections.get_mut(connection) else {
                 return;
             };
-            if state.waiting.is_empty() || !state.has_own_share() {
+            if !state.has_own_share() {
                 return;
             }
-            let Some(handle) = self.transfers.pop_front(&mut state.waiting) else {
+            let Some((handle, transfer)) = self.transfers.take_front(&mut state.waiting) else {
                 return;
             };
-            if !self.admit_own(connection, handle) {
-                self.counters.waits.add(1);
-                if let Some(state) = self.connections.get_mut(connection) {
-                    self.transfers.push_front(&mut state.waiting, handle);
-                }
-                return;
-            }
-        }
-    }
-
-    /// Gives a transfer of ours, which is in no queue, its share of the queue pair, a buffer and a window: all or nothing.
-    /// False if it has to wait. That its connection has a share for it has been seen.
-    fn admit_own(&mut self, connection: Handle, handle: Handle) -> bool {
-        let (Some(state), Some(transfer)) = (
-            self.connections.get_mut(connection),
-            self.transfers.get_mut(handle),
-        ) else {
-            return true;
-        };
-        if self.messages.is_empty() {
-            return false;
-        }
-        let length = transfer.length;
-        let mut is_mapped = false;
-        // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
-        if transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
-            let chosen = choose(transfer, &state.choices, length);
-            let Ok(mechanism) = chosen else {
-                self.counters.unmappable.add(1);
-                self.refuse_own(handle);
-                return true;
-            };
-            // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
-            // last window could be what the peer's own request waits for, and the REPLY behind that.
-            if transfer.bulk {
-                let takes_window = state.choices.takes_window(mechanism, length);
-                let (windows, stages) = (&mut self.windows, &mut self.stages);
-                let cover = cover(
-                    takes_window,
-                    mechanism,
-                    true,
-                    windows,
-                    stages,
-                    self.counters,
-                );
-                let Some(cover) = cover else {
-                    return false;
+            let length = transfer.length;
+            let mut is_mapped = false;
+            let mut has_room = !self.messages.is_empty();
+            // A large REPLY will come as a PUT_REQ: nothing is asked for that could not land.
+            if has_room && transfer.role == Role::Get && length > IMMEDIATE_PAYLOAD {
+                let Ok(mechanism) = choose(transfer, &state.choices, length) else {
+                    self.counters.unmappable.add(1);
+                    self.refuse_own(handle);
+                    continue;
                 };
-                transfer.window = cover.window;
-                transfer.stage = cover.stage;
-                is_mapped = state.choices.takes_mapping(mechanism, length);
+                // A GET that goes as a message takes its window when a REPLY by PUT_REQ comes: held that long, the
+                // last window could be what the peer's own request waits for, and the REPLY behind that.
+                if transfer.bulk {
+                    let takes_window = state.choices.takes_window(mechanism, length);
+                    let (windows, stages) = (&mut self.windows, &mut self.stages);
+                    has_room = cover(
+                        transfer,
+                        takes_window,
+                        mechanism,
+                        true,
+                        windows,
+                        stages,
+                        self.counters,
+                    );
+                    is_mapped = state.choices.takes_mapping(mechanism, length);
+                }
             }
+            if !has_room {
+                self.counters.waits.add(1);
+                self.transfers.push_front(&mut state.waiting, handle);
+                return;
+            }
+            state.admit(transfer, self.messages.take(), self.limits.pid);
+            transfer.queued = false;
+            if is_mapped {
+                self.apply(handle, Input::Unmapped);
+                continue;
+            }
+            (transfer.phase, _) = step(transfer.phase, Input::Admitted);
+            // It is served in this turn, or keeps the connection listed.
+            let queue = state.queue_of(transfer);
+            self.transfers.push_back(queue, handle);
         }
-        state.admit(transfer, self.messages.take(), self.limits.pid);
-        transfer.queued = false;
-        if is_mapped {
-            self.apply(handle, Input::Unmapped);
-            return true;
-        }
-        (transfer.phase, _) = step(transfer.phase, Input::Admitted);
-        let queue = state.queue_of(transfer);
-        self.transfers.push_back(queue, handle);
-        self.list(connection);
-        true
     }
 
     /// Queues what may go now on the open chain. True if there is more, and only the chain was full.
-    fn fill(&mut self, connection: Handle) -> bool {
+    fn fill(&mut self, connection: Handle, now: Instant) -> bool {
         loop {
-            let Some(state) = self.connections.get_mut(connection) else {
+            let Some((mut desk, state, transfers)) = self.desk(connection) else {
                 return false;
             };
-            while !state.reserve.is_empty() && state.credits.reserve() {
-                if let Some(handle) = self.transfers.pop_front(&mut state.reserve)
-                    && let Some(transfer) = self.transfers.get_mut(handle)
-                {
-                    transfer.reserved = true;
-                    self.transfers.push_back(&mut state.credited, handle);
-                }
+            let filled = desk.fill(state, transfers);
+            if !desk.chain.is_empty() {
+                state.last_sent = now;
             }
-            let room = room_of(state.send_wr, state.on_send_queue()) as usize;
-            let left = CHAIN.saturating_sub(self.chain.len());
-            let may_ask = state.credits.available() > 0;
-            // How many work requests must go together. The queue is sized for exactly this: who asks for more than the next
-            // step takes waits when it is full but for one, with an invalidate in hand.
-            let is_short = |step| room < step || left < step;
-            if let Some(handle) = state.untold {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                state.untold = None;
-                self.tell_of(connection, handle);
-            } else if let Some(handle) = self.transfers.front(&state.invalidates) {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                self.transfers.pop_front(&mut state.invalidates);
-                self.invalidate(connection, handle);
-            } else if let Some(handle) = self.transfers.front(&state.answers) {
-                let registers = self.source_from != usize::MAX;
-                let step = step_of(self.transfers.get(handle), registers);
-                if is_short(step) {
-                    return room >= step;
-                }
-                self.transfers.pop_front(&mut state.answers);
-                self.answer(connection, handle, room.min(left));
-            } else if may_ask && let Some(handle) = self.transfers.front(&state.credited) {
-                let bulk = self.transfers.get(handle).is_some_and(|state| state.bulk);
-                let step = if bulk { 2 } else { 1 };
-                if is_short(step) {
-                    return room >= step;
-                }
-                self.transfers.pop_front(&mut state.credited);
-                if bulk {
-                    self.request_bulk(connection, handle);
-                } else {
-                    // Of a run of messages the last is signalled: that the next is one of it is certain.
-                    let follows = room.min(left) > 1
-                        && state.credits.available() > 1
-                        && self
-                            .transfers
-                            .first(&state.credited)
-                            .is_some_and(|next| !next.bulk);
-                    self.request_message(connection, handle, !follows);
-                }
-            } else {
-                if is_short(1) {
-                    return room >= 1;
-                }
-                if state.wants_noop(false) {
-                    let qp = state.qp;
-                    self.noop(connection, qp);
-                }
-                return false;
+            match filled {
+                Filled::AsMuchAsMay => return false,
+                Filled::Chain => return true,
+                Filled::UpToDead(handle) => self.died(handle),
+                Filled::UpToUncovered => self.close(connection, super::Reason::BadLength),
             }
         }
-    }
-
-    fn invalidate(&mut self, connection: Handle, handle: Handle) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if transfer.phase == Phase::Data {
-            // The DONE of a registered source was not taken: that goes first.
-            self.enqueue(connection, handle);
-            return;
-        }
-        let link = desk.link(What::Invalidate, transfer);
-        let window = transfer.window.as_mut();
-        let Some(window) = window.filter(|window| window.needs_invalidate()) else {
-            // Never invalidate what is not live: some devices' drivers do not survive it.
-            // A source's key is for our own device, and no DONE kills it.
-            let is_told = transfer.role.is_sink() && state.terms.keys_killed;
-            if transfer.in_flight != 0 && transfer.window.is_some() && !is_told {
-                desk.fence(What::Fence, state, transfer);
-                transfer.posted(Input::PostedInvalidate);
-            } else {
-                self.died(handle);
-            }
-            return;
-        };
-        let wr = SendWr::Invalidate { key: window.key() };
-        window.invalidating();
-        let id = pack(Kind::Invalidate, handle);
-        desk.queue(state, transfer, link, id, true, wr);
-        transfer.posted(Input::PostedInvalidate);
-    }
-
-    /// The device took only the beginning of a run of messages: a signalled request tells when that is done.
-    #[cold]
-    fn tell_of(&mut self, connection: Handle, handle: Handle) {
-        if let Some((mut desk, state, transfer)) = self.desk(connection, handle)
-            && transfer.in_flight != 0
-        {
-            desk.fence(What::Tell, state, transfer);
-        }
-    }
-
-    /// What needs no credit: PUT_ACK, a refusal, or WRITEs and their DONE.
-    fn answer(&mut self, connection: Handle, handle: Handle, room: usize) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        let queued = match (transfer.phase, transfer.role) {
-            (Phase::Data, _) => desk.data(state, transfer, room),
-            (_, Role::Nak(_) | Role::Refusal(_)) => {
-                desk.message(state, transfer, true, false, Input::PostedLast);
-                Ok(())
-            }
-            _ => {
-                let covered = desk.register(state, transfer);
-                if covered.is_ok() {
-                    // The invalidate that follows where there is a window tells that this is done, too.
-                    let told = transfer.window.is_none() || state.terms.keys_killed;
-                    desk.message(state, transfer, told, false, Input::PostedPutAck);
-                }
-                covered
-            }
-        };
-        // The DONE of a registered source is on the chain: its invalidate follows.
-        let follows = transfer.window.is_some()
-            && !transfer.role.is_sink()
-            && !transfer.queued
-            && matches!(transfer.phase, Phase::Sent | Phase::SentWantsAck);
-        transfer.queued |= follows;
-        if queued.is_err() {
-            self.close(connection, super::Reason::BadLength);
-        } else if follows && let Some(state) = self.connections.get_mut(connection) {
-            self.transfers.push_back(&mut state.invalidates, handle);
-        }
-    }
-
-    /// A whole LNet message, which needs a credit.
-    #[inline(always)]
-    fn request_message(&mut self, connection: Handle, handle: Handle, told: bool) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if !state.credits.spend() {
-            return;
-        }
-        let role = transfer.role;
-        if matches!(role, Role::Put | Role::Reply) {
-            transfer.outcome = Ok(transfer.length);
-        }
-        desk.immediate(state, transfer, told);
-        let wants_ack = role == Role::Put && transfer.handle != WireHandle::NONE;
-        transfer.posted(match role {
-            Role::Get => Input::PostedGet,
-            _ if wants_ack => Input::PostedLastWantsAck,
-            _ => Input::PostedLast,
-        });
-    }
-
-    /// A PUT_REQ or GET_REQ, which needs a credit.
-    fn request_bulk(&mut self, connection: Handle, handle: Handle) {
-        let Some((mut desk, state, transfer)) = self.desk(connection, handle) else {
-            return;
-        };
-        transfer.queued = false;
-        if !state.credits.spend() {
-            return;
-        }
-        let posted = if transfer.role == Role::Get {
-            // What was chosen for it when it was admitted covers it.
-            let _ = desk.register(state, transfer);
-            Input::PostedGetReq
-        } else {
-            Input::PostedPutReq
-        };
-        // Whether no invalidate will tell of its messages.
-        let told = transfer.window.is_none() || state.terms.keys_killed;
-        desk.message(state, transfer, told, true, posted);
-    }
-
-    /// Returns credits, or shows that we live.
-    fn noop(&mut self, connection: Handle, qp: Qp) {
-        let Some(mut buffer) = self.messages.take() else {
-            return;
-        };
-        let Some(state) = self.connections.get_mut(connection) else {
-            self.messages.give(buffer);
-            return;
-        };
-        let paid = state.credits.pay();
-        let message = Message {
-            envelope: state.terms.envelope(paid),
-            body: Body::Noop,
-        };
-        let length = message.encode(buffer.bytes()).unwrap_or(0);
-        let posted = buffer.post();
-        let id = pack(Kind::Noop, connection);
-        let wr = SendWr::Send {
-            message: posted.sge(length),
-            invalidate: None,
-        };
-        self.nic.queue(qp, id, true, wr);
-        // `wants_noop` saw that there is room.
-        let _ = state.noops.push_back(posted);
-        let link = Link {
-            what: What::Noop { paid },
-            handle: connection,
-            phase: Phase::Sent,
-        };
-        note(
-            &mut self.record,
-            &mut self.chain,
-            connection,
-            state,
-            link,
-            id,
-        );
     }
 
     /// Sends a NOOP if nothing was sent for long.
     pub(super) fn keep_alive(&mut self, connection: Handle, now: Instant) {
         let keepalive = self.limits.keepalive;
-        let Some(state) = self.connections.get_mut(connection) else {
+        let Some((mut desk, state, _)) = self.desk(connection) else {
             return;
         };
         let due = now.since(state.last_sent) >= keepalive && state.wants_noop(true);
         let (room, qp) = (room_of(state.send_wr, state.on_send_queue()), state.qp);
         if due && room != 0 {
-            self.noop(connection, qp);
+            desk.noop(state);
             // What the device did not take is tried again when the hand comes round.
             if self.ring(connection, qp)
                 && let Some(state) = self.connections.get_mut(connection)
@@ -473,44 +237,47 @@ impl<'a, N: Nic> Poller<'a, N> {
                 (rejected.accepted as usize).min(length)
             }
         };
+        let whole = accepted == length;
+        if !whole {
+            self.cut(connection, accepted);
+        }
         self.counters.work_requests.add(accepted as u64);
-        while self.chain.len() > accepted {
-            if let Some(link) = self.chain.pop() {
-                self.take_back(connection, link);
-            }
-        }
-        if accepted < length
-            && let Some(Link {
-                what: What::Request { told: false, .. },
-                handle,
-                ..
-            }) = self.chain.last()
-            && let Some(state) = self.connections.get_mut(connection)
-        {
-            state.untold = Some(*handle);
-        }
         let (mut messages, mut noops, mut immediates) = (0_u64, 0_u64, 0_u64);
-        while let Some(link) = self.chain.pop() {
+        let mut is_lent = false;
+        for link in &self.chain {
             match link.what {
-                What::Answer { .. } => messages = messages.wrapping_add(1),
-                What::Request { .. } => {
+                What::Answer { lent, .. } => {
                     messages = messages.wrapping_add(1);
-                    continue;
+                    is_lent |= lent;
                 }
-                What::Immediate { .. } => immediates = immediates.wrapping_add(1),
-                What::Noop { .. } => {
-                    noops = noops.wrapping_add(1);
-                    continue;
+                What::Request { .. } => messages = messages.wrapping_add(1),
+                What::Immediate { lent, .. } => {
+                    immediates = immediates.wrapping_add(1);
+                    is_lent |= lent;
                 }
+                What::Noop { .. } => noops = noops.wrapping_add(1),
                 What::Register
                 | What::Invalidate
                 | What::Fence
                 | What::Tell
-                | What::Write { .. } => continue,
+                | What::Write { .. } => {}
             }
-            // The descriptor of a transfer whose DONE went out is no longer needed.
-            if let Some(transfer) = self.transfers.get_mut(link.handle)
-                && let Sink::Many { .. } = transfer.sink
+        }
+        if is_lent {
+            self.give_back_lent(connection);
+        }
+        self.chain.clear();
+        self.counters.messages_sent.add(messages);
+        self.counters.noops.add(noops);
+        self.counters.write_immediates.add(immediates);
+        whole
+    }
+
+    /// The descriptors of transfers whose DONE went out are no longer needed.
+    fn give_back_lent(&mut self, connection: Handle) {
+        while let Some(link) = self.chain.pop() {
+            if let What::Answer { lent: true, .. } | What::Immediate { lent: true, .. } = link.what
+                && let Some(transfer) = self.transfers.get_mut(link.handle)
                 && let Sink::Many {
                     receive,
                     message,
@@ -521,10 +288,25 @@ impl<'a, N: Nic> Poller<'a, N> {
                 self.repost(connection, receive, message, owe);
             }
         }
-        self.counters.messages_sent.add(messages);
-        self.counters.noops.add(noops);
-        self.counters.write_immediates.add(immediates);
-        accepted == length
+    }
+
+    /// The device took only so many requests of the chain.
+    #[cold]
+    fn cut(&mut self, connection: Handle, accepted: usize) {
+        while self.chain.len() > accepted {
+            if let Some(link) = self.chain.pop() {
+                self.take_back(connection, link);
+            }
+        }
+        if let Some(Link {
+            what: What::Request { told: false, .. },
+            handle,
+            ..
+        }) = self.chain.last()
+            && let Some(state) = self.connections.get_mut(connection)
+        {
+            state.untold = Some(*handle);
+        }
     }
 
     fn take_back(&mut self, connection: Handle, link: Link) {
@@ -533,7 +315,7 @@ impl<'a, N: Nic> Poller<'a, N> {
         };
         state.head = state.head.wrapping_sub(1);
         match link.what {
-            What::Answer { paid }
+            What::Answer { paid, .. }
             | What::Immediate { paid, .. }
             | What::Request { paid, .. }
             | What::Noop { paid } => {
@@ -603,24 +385,4 @@ impl<'a, N: Nic> Poller<'a, N> {
             self.transfers.push_front(queue, link.handle);
         }
     }
-}
-
-/// The most work requests of a transfer's next step that must go together: REGISTER or a WRITE, and the message behind.
-/// A source that is registered has both.
-const fn step_of(transfer: Option<&Transfer<'_>>, registers: bool) -> usize {
-    match transfer {
-        Some(Transfer {
-            phase: Phase::Data, ..
-        }) if registers => 3,
-        Some(Transfer {
-            role: Role::Nak(_) | Role::Refusal(_) | Role::Ack,
-            ..
-        }) => 1,
-        _ => 2,
-    }
-}
-
-/// Room on a send queue with so many requests. The last place is for the drain.
-const fn room_of(send_wr: u32, used: u32) -> u32 {
-    send_wr.saturating_sub(1).saturating_sub(used)
 }

@@ -13,18 +13,9 @@ use crate::nic::{Capabilities, LKey, Mechanisms, Nic, Rights, SendWr, Sge};
 use crate::peer::Terms;
 use crate::pool::{Handle, Kind, Pool, pack};
 use crate::portal::Attached;
-use crate::registration::{
-    Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stage, Stages, Stock,
-};
+use crate::registration::{Choices, Descriptor, Mechanism, Refused, SLICE, Scratch, Stages, Stock};
 use crate::transfer::{Input, Phase, Place, Transfer};
 use crate::wire::{self, Fragment};
-
-/// What a transfer holds for its sink: a window, a staging buffer, both, or neither.
-#[derive(Default)]
-pub(super) struct Cover<'a> {
-    pub(super) window: Option<Descriptor>,
-    pub(super) stage: Option<Stage<'a>>,
-}
 
 impl<'a, N: Nic> Poller<'a, N> {
     /// What a connection with these terms may do with a sink.
@@ -60,18 +51,48 @@ impl<'a, N: Nic> Poller<'a, N> {
         choose(transfer, &state.choices, length)
     }
 
-    /// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
-    pub(super) fn take_cover(
+    /// Gives a transfer what a sink so covered needs, as [`cover`].
+    pub(super) fn cover(
         &mut self,
-        connection: Handle,
+        transfer: &mut Transfer<'a>,
         mechanism: Mechanism,
         length: u32,
-        own: bool,
-    ) -> Option<Cover<'a>> {
-        let choices = &self.connections.get(connection)?.choices;
-        let takes_window = choices.takes_window(mechanism, length);
+    ) -> bool {
+        let Some(state) = self.connections.get(transfer.connection) else {
+            return false;
+        };
+        let takes_window = state.choices.takes_window(mechanism, length);
         let (windows, stages) = (&mut self.windows, &mut self.stages);
-        cover(takes_window, mechanism, own, windows, stages, self.counters)
+        cover(
+            transfer,
+            takes_window,
+            mechanism,
+            false,
+            windows,
+            stages,
+            self.counters,
+        )
+    }
+
+    /// The same for one of ours that has its slot.
+    pub(super) fn cover_own(&mut self, handle: Handle, mechanism: Mechanism, length: u32) -> bool {
+        let Some(transfer) = self.transfers.get_mut(handle) else {
+            return false;
+        };
+        let Some(state) = self.connections.get(transfer.connection) else {
+            return false;
+        };
+        let takes_window = state.choices.takes_window(mechanism, length);
+        let (windows, stages) = (&mut self.windows, &mut self.stages);
+        cover(
+            transfer,
+            takes_window,
+            mechanism,
+            true,
+            windows,
+            stages,
+            self.counters,
+        )
     }
 
     /// The key of a transfer's sink is dead. What lies in a staging buffer is copied now.
@@ -313,19 +334,21 @@ pub(super) fn choose(
     Ok(chosen.mechanism)
 }
 
-/// What a sink so covered needs, all or nothing, out of our share (`own`) or the peers'.
+/// Gives a transfer the window and the staging buffer that a sink so covered needs, all or nothing, out of our share
+/// (`own`) or the peers'. False if there is not what it needs.
 #[inline(always)]
 pub(super) fn cover<'a>(
+    transfer: &mut Transfer<'a>,
     takes_window: bool,
     mechanism: Mechanism,
     own: bool,
     windows: &mut Windows<'_>,
     stages: &mut Stages<'a>,
     counters: &Counters,
-) -> Option<Cover<'a>> {
+) -> bool {
     let takes_stage = mechanism == Mechanism::Staging;
     if (takes_window && !windows.has(own)) || (takes_stage && !stages.has(own)) {
-        return None;
+        return false;
     }
     let counter = match mechanism {
         Mechanism::FragmentList => &counters.fragment_lists,
@@ -336,14 +359,13 @@ pub(super) fn cover<'a>(
         Mechanism::Staging => &counters.stagings,
     };
     counter.add(1);
-    Some(Cover {
-        window: if takes_window {
-            windows.take(own)
-        } else {
-            None
-        },
-        stage: if takes_stage { stages.take(own) } else { None },
-    })
+    if takes_window {
+        transfer.window = windows.take(own);
+    }
+    if takes_stage {
+        transfer.stage = stages.take(own);
+    }
+    true
 }
 
 /// What was chosen for a sink does not cover it, or its descriptor is shorter than was said: cannot be.

@@ -16,6 +16,9 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// no slot stays at the head; what needs none goes on until one comes.
     pub(super) fn submit(&mut self, now: Instant) -> u32 {
         let mut work = 0_u32;
+        if self.pending.is_none() && self.ends.submissions.is_empty() {
+            return 0;
+        }
         // An entry needs two: one to say that it is attached, one for its end.
         while self.ends.events.free() > self.events_due.saturating_add(1) {
             let next = if self.pending.is_none() {
@@ -64,6 +67,13 @@ impl<'a, N: Nic> Poller<'a, N> {
             Operation::Get { optimized } => (Role::Get, large && optimized, 0, false),
         };
         let timeout = request.timeout.unwrap_or(self.limits.timeout);
+        // Any handle but NONE asks for an ACK; the real one is made when the message is. Word by word, not byte by byte.
+        let (stamp, all) = if wants_ack {
+            (self.limits.stamp, 0)
+        } else {
+            (u64::MAX, u64::MAX)
+        };
+        let handle = WireHandle::from_words(stamp, all);
         let mut transfer = Transfer {
             connection,
             role,
@@ -91,12 +101,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             match_bits: request.match_bits,
             remote_offset: request.remote_offset,
             hdr_data,
-            // Any handle but NONE asks for an ACK; the real one is made when the message is.
-            handle: if wants_ack {
-                WireHandle::from_words(self.limits.stamp, 0)
-            } else {
-                WireHandle::NONE
-            },
+            handle,
             peer: (Nid::ANY, self.limits.pid),
             event: true,
             queued: true,

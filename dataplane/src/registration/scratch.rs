@@ -36,6 +36,10 @@ impl Scratch {
     /// A fragment list takes any shape up to the device's length of a list; pieces that lie end to end
     /// count as one. A page list needs every piece but the first to begin, and every piece but the
     /// last to end, on a page boundary (LU-11064, LU-20399). A window needs one contiguous range.
+    ///
+    /// Inlined: a layout that is returned is written in small pieces and read back in larger ones, which a core does not
+    /// forward.
+    #[inline(always)]
     pub fn lay_out<'l>(
         &'l mut self,
         by: Mechanism,
@@ -45,20 +49,21 @@ impl Scratch {
         length: u32,
     ) -> Option<Layout<'l>> {
         let pieces = list.pieces();
-        if length != 0 && list.is_whole(offset, length) {
-            // Not copied where the device takes it as it is.
-            match by {
-                Mechanism::FragmentList if pieces.len() <= capabilities.max_fragments as usize => {
-                    return Some(Layout::Fragments(pieces));
-                }
-                Mechanism::PageList => {
-                    return paged(capabilities, list.shape(offset, length), length, pieces);
-                }
-                Mechanism::Window if let [only] = pieces => return Some(Layout::Window(*only)),
-                _ => {}
-            }
+        // Not copied where the device takes it as it is.
+        let is_taken = match by {
+            Mechanism::FragmentList => pieces.len() <= capabilities.max_fragments as usize,
+            Mechanism::PageList => true,
+            Mechanism::Window => pieces.len() == 1,
+            Mechanism::Mapping | Mechanism::Arena | Mechanism::Staging => return None,
+        };
+        if length == 0 || !list.is_whole(offset, length) || !is_taken {
+            let pieces = self.part(list, offset, length)?;
+            return over(by, capabilities, pieces, || of_pieces(capabilities, pieces));
         }
-        self.lay_out_pieces(by, capabilities, list.slice(offset, length))
+        let shift = capabilities.page_shift;
+        over(by, capabilities, pieces, || {
+            list.shape(offset, length).pages(shift, length)
+        })
     }
 
     /// The same for pieces that are in no list.
@@ -69,26 +74,13 @@ impl Scratch {
         pieces: impl Iterator<Item = Sge>,
     ) -> Option<Layout<'_>> {
         let pieces = self.gather(pieces)?;
-        match by {
-            Mechanism::PageList => {
-                let length = pieces
-                    .iter()
-                    .try_fold(0_u32, |sum, piece| sum.checked_add(piece.length))?;
-                let shape = Shape::of(pieces.iter().copied());
-                paged(capabilities, shape, length, pieces)
-            }
-            Mechanism::FragmentList
-                if (1..=capabilities.max_fragments as usize).contains(&pieces.len()) =>
-            {
-                Some(Layout::Fragments(pieces))
-            }
-            Mechanism::Window if let [only] = pieces => Some(Layout::Window(*only)),
-            Mechanism::FragmentList
-            | Mechanism::Window
-            | Mechanism::Mapping
-            | Mechanism::Arena
-            | Mechanism::Staging => None,
-        }
+        over(by, capabilities, pieces, || of_pieces(capabilities, pieces))
+    }
+
+    /// The pieces of a part of a list, those that lie end to end as one.
+    #[inline(never)]
+    fn part(&mut self, list: &PageList<'_>, offset: u64, length: u32) -> Option<&[Sge]> {
+        self.gather(list.slice(offset, length))
     }
 
     /// The pieces of `length` bytes of `list` from `offset` on, those that lie end to end as one; `None` for more than
@@ -129,16 +121,35 @@ impl Scratch {
     }
 }
 
-/// A page list over these pieces, if they have that shape and no more pages than the device takes.
-fn paged<'l>(
+/// One mechanism over these pieces, as they are; `pages` says how many pages they are, if they can be a page list.
+#[inline(always)]
+fn over<'l>(
+    by: Mechanism,
     capabilities: &Capabilities,
-    shape: Shape,
-    length: u32,
-    ranges: &'l [Sge],
+    pieces: &'l [Sge],
+    pages: impl FnOnce() -> Option<usize>,
 ) -> Option<Layout<'l>> {
-    let shift = capabilities.page_shift;
-    (shape.pages(shift, length)? <= capabilities.max_pages as usize)
-        .then_some(Layout::Pages { shift, ranges })
+    match by {
+        Mechanism::FragmentList
+            if (1..=capabilities.max_fragments as usize).contains(&pieces.len()) =>
+        {
+            Some(Layout::Fragments(pieces))
+        }
+        Mechanism::PageList if pages()? <= capabilities.max_pages as usize => Some(Layout::Pages {
+            shift: capabilities.page_shift,
+            ranges: pieces,
+        }),
+        Mechanism::Window if let [only] = pieces => Some(Layout::Window(*only)),
+        _ => None,
+    }
+}
+
+/// Pages of these pieces.
+fn of_pieces(capabilities: &Capabilities, pieces: &[Sge]) -> Option<usize> {
+    let length = pieces
+        .iter()
+        .try_fold(0_u32, |sum, piece| sum.checked_add(piece.length))?;
+    Shape::of(pieces.iter().copied()).pages(capabilities.page_shift, length)
 }
 
 #[cfg(test)]

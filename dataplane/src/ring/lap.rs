@@ -19,7 +19,7 @@ use super::sync::{AtomicU32, Cell, Edge, acquire, const_unless_loom, prefetch_to
 /// What travels: seven plain words.
 pub type Message = [u64; 7];
 
-/// One cache line: seven words of message and the lap it was written in.
+/// One cache line: seven words of message and the index it was written at, which says its lap.
 #[repr(C, align(64))]
 pub struct LapSlot {
     message: Cell<Message>,
@@ -34,9 +34,16 @@ impl LapSlot {
         /// An empty slot.
         #[must_use]
         pub fn new() -> Self {
+            Self::before(0)
+        }
+    }
+
+    const_unless_loom! {
+        /// An empty slot, as if it had last been written at this index.
+        fn before(index: u32) -> Self {
             Self {
                 message: Cell::new([0; 7]),
-                lap: AtomicU32::new(0),
+                lap: AtomicU32::new(index),
             }
         }
     }
@@ -82,13 +89,16 @@ fn ring_at<'a>(
     returned: &'a mut Returned,
     slots: &'a mut [LapSlot],
 ) -> Option<(LapProducer<'a>, LapConsumer<'a>)> {
-    let shift = slots.len().trailing_zeros();
-    if !slots.len().is_power_of_two() || !(2..=30).contains(&shift) {
+    let count = u32::try_from(slots.len()).ok()?;
+    if !count.is_power_of_two() || !(MIN..=MAX).contains(&count) {
         return None;
     }
+    let mask = count.wrapping_sub(1);
     *returned = Returned::at(start);
-    for slot in slots.iter_mut() {
-        *slot = LapSlot::new();
+    for ahead in 0..count {
+        // As if it had been written a lap ago.
+        let index = start.wrapping_add(ahead);
+        *slots.get_mut(slot_of(index, mask))? = LapSlot::before(index.wrapping_sub(count));
     }
     let returned: &'a Returned = returned;
     let slots: &'a [LapSlot] = slots;
@@ -97,29 +107,28 @@ fn ring_at<'a>(
             slots,
             returned,
             tail: start,
-            head: start,
-            shift,
+            limit: start.wrapping_add(count),
+            mask,
         },
         LapConsumer {
             slots,
             returned,
             head: start,
             told: start,
-            shift,
+            mask,
         },
     ))
 }
 
-/// The lap number of index `at`. Never 0, the mark of a slot that was never written, and never that of
-/// the lap before: there are at least four laps until the index wraps, and all are numbered differently.
-const fn lap_of(at: u32, shift: u32) -> u32 {
-    (at >> shift).wrapping_add(1)
+/// The position of index `at`. Indices run freely; a ring has no more than a quarter of them, so two laps of a slot
+/// never have the same one.
+const fn slot_of(at: u32, mask: u32) -> usize {
+    (at & mask) as usize
 }
 
-/// The position of index `at`.
-const fn slot_of(at: u32, shift: u32) -> usize {
-    (at & (1_u32 << (shift & 31)).wrapping_sub(1)) as usize
-}
+/// Fewest and most slots.
+const MIN: u32 = 4;
+const MAX: u32 = 1 << 30;
 
 /// The end that sends.
 ///
@@ -128,9 +137,9 @@ pub struct LapProducer<'a> {
     slots: &'a [LapSlot],
     returned: &'a Returned,
     tail: u32,
-    /// What the consumer had returned when last looked at.
-    head: u32,
-    shift: u32,
+    /// Where the tail may come to, by what the consumer had returned when last looked at.
+    limit: u32,
+    mask: u32,
 }
 
 impl LapProducer<'_> {
@@ -138,7 +147,8 @@ impl LapProducer<'_> {
     /// empty and not yet given back. Never less than it said before, minus what was pushed since.
     pub fn room(&mut self) -> u32 {
         // Acquire pairs with the Release in `LapConsumer::pop`: a slot given back has been read.
-        self.head = self.returned.0.load(acquire(Edge::Returned));
+        let head = self.returned.0.load(acquire(Edge::Returned));
+        self.limit = head.wrapping_add(self.mask).wrapping_add(1);
         self.known_room()
     }
 
@@ -149,7 +159,7 @@ impl LapProducer<'_> {
         if self.known_room() == 0 && self.room() == 0 {
             return false;
         }
-        let Some(slot) = self.slots.get(slot_of(self.tail, self.shift)) else {
+        let Some(slot) = self.slots.get(slot_of(self.tail, self.mask)) else {
             return false;
         };
         slot.message.write(|at| {
@@ -158,11 +168,10 @@ impl LapProducer<'_> {
             unsafe { *at = *message }
         });
         // Release pairs with the Acquire in `LapConsumer::peek`: the message is written before it is seen.
-        slot.lap
-            .store(lap_of(self.tail, self.shift), release(Edge::Lap));
+        slot.lap.store(self.tail, release(Edge::Lap));
         self.tail = self.tail.wrapping_add(1);
         // The consumer read this line a lap ago. Not the very next one, which it may be looking at.
-        let soon = slot_of(self.tail.wrapping_add(AHEAD), self.shift);
+        let soon = slot_of(self.tail.wrapping_add(AHEAD), self.mask);
         if let Some(slot) = self.slots.get(soon) {
             prefetch_to_write(slot);
         }
@@ -184,7 +193,7 @@ impl LapProducer<'_> {
         let mut at = end;
         for message in from.iter().take(count as usize).rev() {
             at = at.wrapping_sub(1);
-            let Some(slot) = self.slots.get(slot_of(at, self.shift)) else {
+            let Some(slot) = self.slots.get(slot_of(at, self.mask)) else {
                 return 0;
             };
             slot.message.write(|place| {
@@ -193,14 +202,14 @@ impl LapProducer<'_> {
                 unsafe { *place = *message }
             });
             // Release pairs with the Acquire in `LapConsumer::peek`, as in `push`.
-            slot.lap.store(lap_of(at, self.shift), release(Edge::Lap));
+            slot.lap.store(at, release(Edge::Lap));
         }
         self.tail = end;
         count as usize
     }
 
     fn known_room(&self) -> u32 {
-        (1_u32 << (self.shift & 31)).wrapping_sub(self.tail.wrapping_sub(self.head))
+        self.limit.wrapping_sub(self.tail)
     }
 }
 
@@ -228,7 +237,7 @@ pub struct LapConsumer<'a> {
     head: u32,
     /// What the producer knows of `head`.
     told: u32,
-    shift: u32,
+    mask: u32,
 }
 
 impl LapConsumer<'_> {
@@ -236,10 +245,10 @@ impl LapConsumer<'_> {
     #[inline]
     #[must_use]
     pub fn peek(&self) -> Option<Message> {
-        let slot = self.slots.get(slot_of(self.head, self.shift))?;
+        let slot = self.slots.get(slot_of(self.head, self.mask))?;
         // Acquire pairs with the Releases in `LapProducer::push` and `push_slice`: a message whose lap is
         // seen has been written.
-        if slot.lap.load(acquire(Edge::Lap)) != lap_of(self.head, self.shift) {
+        if slot.lap.load(acquire(Edge::Lap)) != self.head {
             return None;
         }
         Some(slot.message.read(|at| {
@@ -261,11 +270,12 @@ impl LapConsumer<'_> {
     /// place: for who has seen all before it.
     #[inline]
     #[must_use]
-    pub fn peek_at(&self, ahead: u32) -> Option<Message> {
-        let at = self.head.wrapping_add(ahead);
-        let slot = self.slots.get(slot_of(at, self.shift))?;
+    pub fn peek_at(&self, ahead: u16) -> Option<Message> {
+        // So short a step ends at no index that was given back.
+        let at = self.head.wrapping_add(u32::from(ahead));
+        let slot = self.slots.get(slot_of(at, self.mask))?;
         // Acquire pairs with the Releases in `LapProducer::push` and `push_slice`, as in `peek`.
-        if slot.lap.load(acquire(Edge::Lap)) != lap_of(at, self.shift) {
+        if slot.lap.load(acquire(Edge::Lap)) != at {
             return None;
         }
         Some(slot.message.read(|at| {
@@ -280,7 +290,7 @@ impl LapConsumer<'_> {
     pub fn pop(&mut self) -> Option<Message> {
         let message = self.peek()?;
         self.head = self.head.wrapping_add(1);
-        if self.head.wrapping_sub(self.told) >= (1_u32 << (self.shift & 31)) >> 2 {
+        if self.head.wrapping_sub(self.told) > self.mask >> 2 {
             self.told = self.head;
             // Release pairs with the Acquire in `LapProducer::room`: slots are read before they are given back.
             self.returned.0.store(self.head, release(Edge::Returned));
@@ -311,7 +321,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{LapSlot, Returned, lap_of, ring, ring_at};
+    use super::{LapSlot, Returned, ring, ring_at};
 
     fn slots(count: usize) -> Vec<LapSlot> {
         (0..count).map(|_| LapSlot::new()).collect()
@@ -327,14 +337,21 @@ mod tests {
         }
     }
 
+    /// Wherever the indices begin, also where one of them is what a fresh slot says.
     #[test]
-    fn neighbouring_laps_differ_also_where_the_index_wraps() {
-        for shift in [2, 3, 10, 29, 30] {
-            let slots = 1_u32 << shift;
-            for at in [0, slots - 1, slots, 0_u32.wrapping_sub(slots), u32::MAX] {
-                assert_ne!(lap_of(at, shift), 0);
-                let next = lap_of(at.wrapping_add(slots), shift);
-                assert_ne!(lap_of(at, shift), next);
+    fn a_new_ring_is_empty_and_has_all_its_room() {
+        for start in [0, 1, 3, 4, 5, u32::MAX - 4, u32::MAX - 1, u32::MAX] {
+            let mut returned = Returned::new();
+            let mut slots = slots(4);
+            let (mut producer, mut consumer) = ring_at(start, &mut returned, &mut slots).unwrap();
+            for lap in 0..3 {
+                assert_eq!(consumer.pop(), None);
+                assert_eq!(producer.room(), 4);
+                assert_eq!(producer.push_slice(&[[lap; 7]; 5]), 4);
+                assert!(!producer.push(&[9; 7]));
+                for _ in 0..4 {
+                    assert_eq!(consumer.pop(), Some([lap; 7]));
+                }
             }
         }
     }

@@ -92,6 +92,22 @@ impl<'m> Descriptor<'m> {
         }
     }
 
+    /// The fragment, where there is but one, as every fast-registering peer sends.
+    #[inline(always)]
+    #[must_use]
+    pub fn only(&self) -> Option<Fragment> {
+        match self.list {
+            List::Received {
+                fragments: [bytes],
+                order,
+                ..
+            } => Some(fragment(*bytes, order)),
+            List::Own([fragment]) => Some(*fragment),
+            List::Pieces([piece]) => Some(of_piece(*piece)),
+            _ => None,
+        }
+    }
+
     /// The fragments in order.
     #[must_use]
     pub const fn iter(&self) -> Fragments<'m> {
@@ -134,6 +150,7 @@ impl<'m> Descriptor<'m> {
     }
 
     /// Reads one of `body`, which starts `offset` bytes into the message and ends with it.
+    #[inline(always)]
     pub(super) fn decode<O: zerocopy::ByteOrder + 'static>(
         body: &'m [u8],
         offset: u16,
@@ -158,6 +175,29 @@ impl<'m> Descriptor<'m> {
         })
     }
 
+    /// Writes it in native order; how many bytes it has.
+    #[inline(always)]
+    pub(super) fn write(&self, to: &mut [u8]) -> Result<u32, TooLong> {
+        if let List::Own([fragment]) = self.list
+            && let Some(at) = to.first_chunk_mut::<{ SINGLE_BYTES as usize }>()
+        {
+            *at = zerocopy::transmute!(layout::Single::<zerocopy::NativeEndian> {
+                start: layout::Descriptor {
+                    key: self.key.0.into(),
+                    nfrags: 1.into(),
+                },
+                fragment: layout::Fragment {
+                    nob: fragment.length.into(),
+                    address: fragment.address.into(),
+                },
+            });
+            return Ok(SINGLE_BYTES);
+        }
+        let room = to.len();
+        let rest = self.encode::<zerocopy::NativeEndian>(to)?;
+        u32::try_from(room.saturating_sub(rest.len())).map_err(|_| TooLong)
+    }
+
     /// Writes it; what of `to` is left behind it.
     pub(super) fn encode<'t, O: zerocopy::ByteOrder>(
         &self,
@@ -179,6 +219,9 @@ impl<'m> Descriptor<'m> {
         }
     }
 }
+
+/// A descriptor with one fragment.
+const SINGLE_BYTES: u32 = 20;
 
 impl PartialEq for Descriptor<'_> {
     fn eq(&self, other: &Self) -> bool {
@@ -297,6 +340,7 @@ fn put_all<O: zerocopy::ByteOrder>(
     Ok(rest)
 }
 
+#[inline]
 fn fragment(bytes: [u8; 12], order: ByteOrder) -> Fragment {
     match order {
         ByteOrder::Little => {

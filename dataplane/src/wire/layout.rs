@@ -40,6 +40,24 @@ pub(super) struct Immediate<O: ByteOrder> {
     pub(super) lnet: Lnet,
 }
 
+/// A GET_REQ up to its descriptor.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct GetReq<O: ByteOrder> {
+    pub(super) head: Head<O>,
+    pub(super) lnet: Lnet,
+    pub(super) cookie: [u8; 8],
+}
+
+/// A PUT_ACK up to its descriptor.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct PutAck<O: ByteOrder> {
+    pub(super) head: Head<O>,
+    pub(super) source_cookie: [u8; 8],
+    pub(super) sink_cookie: [u8; 8],
+}
+
 /// Body of CONNREQ and CONNACK, end of a reject record.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -79,6 +97,14 @@ pub(super) struct Descriptor<O: ByteOrder> {
 pub(super) struct Fragment<O: ByteOrder> {
     pub(super) nob: U32<O>,
     pub(super) address: U64<O>,
+}
+
+/// A descriptor with one fragment.
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub(super) struct Single<O: ByteOrder> {
+    pub(super) start: Descriptor<O>,
+    pub(super) fragment: Fragment<O>,
 }
 
 /// A reject record.

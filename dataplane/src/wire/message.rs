@@ -339,7 +339,7 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
+    #[inline(always)]
     pub fn put_ack(&self) -> Result<(u64, u64, Descriptor<'m>), WireError> {
         let (source_cookie, rest) = cookie(self.rest())?;
         let (sink_cookie, rest) = cookie(rest)?;
@@ -351,7 +351,7 @@ impl<'m> Opened<'m> {
     ///
     /// # Errors
     /// The first check that failed.
-    #[inline]
+    #[inline(always)]
     pub fn get_req(&self) -> Result<(lnet::View<'m>, u64, Descriptor<'m>), WireError> {
         let (header, rest) = lnet(self.rest())?;
         let (cookie, rest) = cookie(rest)?;
@@ -378,7 +378,7 @@ impl<'m> Opened<'m> {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn descriptor(&self, rest: &'m [u8], offset: u16) -> Result<Descriptor<'m>, WireError> {
         match self.encoding.order {
             ByteOrder::Little => {
@@ -486,6 +486,57 @@ pub fn encode_immediate(
             lnet: header.raw(),
         });
     }
+    Ok(nob)
+}
+
+/// Writes a GET_REQ; how many bytes it has. Native order, no checksum.
+///
+/// # Errors
+/// [`TooLong`].
+#[inline(always)]
+pub fn encode_get_req(
+    envelope: &Envelope,
+    header: &lnet::Header,
+    cookie: u64,
+    sink: &Descriptor<'_>,
+    to: &mut [u8; MESSAGE_BYTES as usize],
+) -> Result<u32, TooLong> {
+    let (at, rest) = to
+        .split_first_chunk_mut::<{ GET_REQ_SINK as usize }>()
+        .ok_or(TooLong)?;
+    let (true, lnet::Body::Get { .. }) = (header.is_legal(), header.body) else {
+        return Err(TooLong);
+    };
+    let nob = u32::from(GET_REQ_SINK).wrapping_add(sink.write(rest)?);
+    *at = zerocopy::transmute!(layout::GetReq::<zerocopy::NativeEndian> {
+        head: head(envelope, GET_REQ, nob),
+        lnet: header.raw(),
+        cookie: cookie.to_ne_bytes(),
+    });
+    Ok(nob)
+}
+
+/// Writes a PUT_ACK; how many bytes it has. Native order, no checksum.
+///
+/// # Errors
+/// [`TooLong`].
+#[inline(always)]
+pub fn encode_put_ack(
+    envelope: &Envelope,
+    source_cookie: u64,
+    sink_cookie: u64,
+    sink: &Descriptor<'_>,
+    to: &mut [u8; MESSAGE_BYTES as usize],
+) -> Result<u32, TooLong> {
+    let (at, rest) = to
+        .split_first_chunk_mut::<{ PUT_ACK_SINK as usize }>()
+        .ok_or(TooLong)?;
+    let nob = u32::from(PUT_ACK_SINK).wrapping_add(sink.write(rest)?);
+    *at = zerocopy::transmute!(layout::PutAck::<zerocopy::NativeEndian> {
+        head: head(envelope, PUT_ACK, nob),
+        source_cookie: source_cookie.to_ne_bytes(),
+        sink_cookie: sink_cookie.to_ne_bytes(),
+    });
     Ok(nob)
 }
 

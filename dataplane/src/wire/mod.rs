@@ -22,7 +22,10 @@ mod reject;
 
 pub use descriptor::{Descriptor, Fragment, Fragments, Located};
 pub use error::{TooLong, WireError};
-pub use message::{Body, ConnParams, Done, Envelope, Kind, Message, Opened, encode_immediate};
+pub use message::{
+    Body, ConnParams, Done, Envelope, Kind, Message, Opened, encode_get_req, encode_immediate,
+    encode_put_ack,
+};
 pub use nid::{Nid, Pid};
 pub use reject::{RejectRecord, Why};
 

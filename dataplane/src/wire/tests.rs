@@ -11,7 +11,8 @@ use std::vec::Vec;
 use super::lnet::{self, WireHandle};
 use super::{
     Body, ByteOrder, Checksum, ConnParams, Descriptor, Done, Encoding, Envelope, Fragment,
-    IMMEDIATE_PAYLOAD, Message, Nid, Pid, TooLong, V2, WireError, encode_immediate,
+    IMMEDIATE_PAYLOAD, Message, Nid, Pid, TooLong, V2, WireError, encode_get_req, encode_immediate,
+    encode_put_ack,
 };
 use crate::nic::RKey;
 
@@ -487,4 +488,68 @@ fn patched(bytes: &[u8], at: usize, with: &[u8]) -> Vec<u8> {
 
 fn refused(bytes: &[u8], why: WireError) {
     assert_eq!(Message::decode(bytes).map(|(message, _)| message), Err(why));
+}
+
+#[test]
+fn a_request_and_its_answer_written_in_one_go_are_those_of_any_message() {
+    let header = lnet::Header {
+        destination: B,
+        source: A,
+        destination_pid: Pid(12345),
+        source_pid: Pid(54321),
+        payload_length: 0,
+        body: lnet::Body::Get {
+            reply: WireHandle::from_words(1, 2),
+            match_bits: 3,
+            portal: 4,
+            offset: 5,
+            sink_length: 6,
+        },
+    };
+    let fragments: [Fragment; 3] = core::array::from_fn(|at| Fragment {
+        length: 100 + at as u32,
+        address: 0x1_2345_6789 << at,
+    });
+    for count in 0..=fragments.len() {
+        let sink = Descriptor::new(RKey(0x0102_0304), &fragments[..count]);
+        let (cookie, other) = (0x1122_3344_5566_7788, 99);
+        let get_req = Body::GetReq {
+            header,
+            cookie,
+            sink,
+        };
+        let put_ack = Body::PutAck {
+            source_cookie: cookie,
+            sink_cookie: other,
+            sink,
+        };
+        for (body, is_get) in [(get_req, true), (put_ack, false)] {
+            let envelope = envelope();
+            let (mut ours, mut any) = ([0xa5; 4096], [0xa5; 4096]);
+            let nob = if is_get {
+                encode_get_req(&envelope, &header, cookie, &sink, &mut ours)
+            } else {
+                encode_put_ack(&envelope, cookie, other, &sink, &mut ours)
+            };
+            assert_eq!(nob, Message { envelope, body }.encode(&mut any));
+            let Ok(nob) = nob else {
+                assert_eq!(count, 0);
+                continue;
+            };
+            assert_eq!(ours[..nob as usize], any[..nob as usize], "{count}");
+            let (read, _) = Message::decode(&ours[..nob as usize]).unwrap();
+            assert_eq!(read.body, body);
+        }
+        let only = (count == 1).then_some(fragments[0]);
+        assert_eq!(sink.only(), only);
+    }
+    let put = lnet::Header {
+        body: lnet::Body::Reply {
+            handle: WireHandle::NONE,
+        },
+        ..header
+    };
+    let sink = Descriptor::new(RKey(1), &fragments);
+    let refused = encode_get_req(&envelope(), &put, 1, &sink, &mut [0; 4096]);
+    assert_eq!(refused, Err(TooLong));
 }

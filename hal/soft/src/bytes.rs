@@ -141,11 +141,21 @@ impl Span {
         #[cfg(target_arch = "x86_64")]
         {
             use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let base = self.pointer().cast_const().cast::<i8>();
-            let lines = self.length.min(PREFETCH).div_ceil(64);
-            for line in 0..lines as usize {
+            let mut at = self.pointer().cast_const().cast::<i8>();
+            let fetch = |line: *const i8| {
                 // SAFETY: SSE belongs to every x86-64; a prefetch never faults and changes nothing.
-                unsafe { _mm_prefetch::<_MM_HINT_T0>(base.wrapping_add(line.wrapping_mul(64))) };
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(line) }
+            };
+            let lines = self.length.min(PREFETCH).div_ceil(64);
+            for _ in 0..lines >> 3 {
+                for line in 0..8_usize {
+                    fetch(at.wrapping_add(line.wrapping_mul(64)));
+                }
+                at = at.wrapping_add(512);
+            }
+            for _ in 0..lines & 7 {
+                fetch(at);
+                at = at.wrapping_add(64);
             }
         }
     }

@@ -40,6 +40,7 @@ impl Default for CompletionEntry {
 pub(crate) struct CompletionQueue<'a> {
     entries: &'a mut [CompletionEntry],
     head: usize,
+    tail: usize,
     count: usize,
     overrun: bool,
 }
@@ -49,6 +50,7 @@ impl<'a> CompletionQueue<'a> {
         Self {
             entries,
             head: 0,
+            tail: 0,
             count: 0,
             overrun: false,
         }
@@ -67,34 +69,62 @@ impl<'a> CompletionQueue<'a> {
     #[inline(always)]
     pub(crate) fn push(&mut self, entry: CompletionEntry) {
         let length = self.entries.len();
-        let mut at = self.head.wrapping_add(self.count);
-        if at >= length {
-            at = at.wrapping_sub(length);
-        }
-        match self.entries.get_mut(at) {
+        match self.entries.get_mut(self.tail) {
             Some(slot) if self.count < length => {
                 *slot = entry;
                 self.count = self.count.wrapping_add(1);
+                self.tail = self.tail.wrapping_add(1);
+                if self.tail == length {
+                    self.tail = 0;
+                }
             }
             _ => self.overrun = true,
         }
     }
 
+    /// Takes the oldest out, at most so many, and not beyond the end of the ring's memory: who wants more asks again.
     #[inline]
-    pub(crate) fn pop(&mut self) -> Option<&CompletionEntry> {
-        self.count = self.count.checked_sub(1)?;
-        let entry = self.entries.get(self.head)?;
-        self.head = self.head.wrapping_add(1);
+    pub(crate) fn take(&mut self, most: usize) -> &[CompletionEntry] {
+        let rest = self.entries.get(self.head..).unwrap_or_default();
+        let count = self.count.min(most).min(rest.len());
+        self.count = self.count.wrapping_sub(count);
+        self.head = self.head.wrapping_add(count);
         if self.head >= self.entries.len() {
             self.head = 0;
         }
-        Some(entry)
+        rest.get(..count).unwrap_or_default()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::vec::Vec;
+
     use super::{CompletionEntry, CompletionQueue};
+
+    #[test]
+    fn what_is_taken_at_once_ends_where_the_memory_does() {
+        let mut entries = [CompletionEntry::default(); 4];
+        let mut queue = CompletionQueue::new(&mut entries);
+        let mut frees = 0;
+        let mut push = |queue: &mut CompletionQueue<'_>| {
+            queue.push(CompletionEntry {
+                frees,
+                ..CompletionEntry::default()
+            });
+            frees += 1;
+        };
+        let taken = |queue: &mut CompletionQueue<'_>, most| -> Vec<u32> {
+            queue.take(most).iter().map(|entry| entry.frees).collect()
+        };
+        (0..3).for_each(|_| push(&mut queue));
+        assert_eq!(taken(&mut queue, 2), [0, 1]);
+        (0..3).for_each(|_| push(&mut queue));
+        assert_eq!(taken(&mut queue, 9), [2, 3]);
+        assert_eq!(taken(&mut queue, 9), [4, 5]);
+        assert_eq!(taken(&mut queue, 9), []);
+        assert_eq!(queue.len(), 0);
+    }
 
     #[test]
     fn a_ring_of_odd_length_keeps_order_and_tells_when_it_is_full() {
@@ -109,9 +139,12 @@ mod tests {
             }
             assert!(!queue.overrun() && queue.len() == 3);
             for n in 0..3 {
-                assert_eq!(queue.pop().unwrap().frees, round * 3 + n);
+                let [entry] = queue.take(1) else {
+                    panic!("there is one more");
+                };
+                assert_eq!(entry.frees, round * 3 + n);
             }
-            assert!(queue.pop().is_none());
+            assert!(queue.take(1).is_empty());
         }
         for _ in 0..4 {
             queue.push(CompletionEntry::default());

@@ -22,11 +22,13 @@
 //! * `wire`: what carries packets: [`Ports`] of lap rings, or a [`Lossy`] wire over them.
 //! * `tap`: what is sent on a wire, copied towards a thread that keeps it.
 //! * `profile`: what kind of card this plays ([`Profile::frwr`] and its siblings).
+//! * `lists`: what a registration becomes.
 //! * `keys`: which key lies over which memory.
 //! * `completion`: the completion queue.
 //! * `queue_pair`: the two queues of a queue pair and its state.
 //! * `settle`: what becomes of work requests: acknowledgements, retries, errors, flushes.
-//! * `send`: the initiator: chains become packets.
+//! * `post`: the initiator: work requests enter their chains.
+//! * `send`: chains become packets.
 //! * `respond`: the responder: it runs what a peer asked.
 //!
 //! # Who copies
@@ -97,7 +99,9 @@ mod completion;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod keys;
+mod lists;
 mod packet;
+mod post;
 mod profile;
 mod queue_pair;
 mod respond;
@@ -127,7 +131,7 @@ pub use wire::{Lane, Lossy, Port, Ports, Weather, Wire, link, loopback};
 
 use completion::{CompletionQueue, Side};
 use keys::Keys;
-use queue_pair::{NONE, State, Table};
+use queue_pair::{NONE, State, Table, Timers};
 
 /// Everything a device keeps, lent by the core's thread. Lengths by [`Limits::sizes`]; fill with `default()`.
 #[derive(Debug)]
@@ -213,8 +217,7 @@ pub struct Soft<'a, W> {
     polls: u64,
     /// Port that is looked at first.
     port: u16,
-    /// Queue pair whose timers are looked at next.
-    hand: u32,
+    timers: Timers,
     faults: Faults,
     /// Faults may have been ordered.
     faulty: bool,
@@ -235,7 +238,13 @@ impl<'a, W: Wire> Soft<'a, W> {
         regions.fill_with(RegionSlot::default);
         memories.fill_with(|| None);
         Some(Self {
-            profile,
+            // A poll does something.
+            profile: Profile {
+                slice: profile.slice.max(1),
+                alone: profile.alone.max(1),
+                packets: profile.packets.max(1),
+                ..profile
+            },
             copier: Copier::default(),
             wire,
             table: Table {
@@ -262,7 +271,7 @@ impl<'a, W: Wire> Soft<'a, W> {
             strangers: heapless::Deque::new(),
             polls: 0,
             port: 0,
-            hand: 0,
+            timers: Timers::new(),
             faults: Faults::default(),
             faulty: false,
             counts: Counts::default(),
@@ -342,17 +351,14 @@ impl<'a, W: Wire> Soft<'a, W> {
         self.polls = self.polls.wrapping_add(1);
         self.wire.step();
         self.take_in();
-        self.answer_strangers();
         for _ in 0..self.table.listed {
             if let Some(index) = self.table.unlist() {
                 self.serve(index);
             }
         }
-        self.hand = self.hand.wrapping_add(1);
-        if self.hand >= self.table.high {
-            self.hand = 0;
+        if self.polls >= self.timers.alarm {
+            self.tick();
         }
-        self.tick(self.hand);
     }
 }
 
@@ -399,6 +405,7 @@ impl<W: Wire> Nic for Soft<'_, W> {
         self.ring(qp.0)
     }
 
+    #[inline(never)]
     fn receive(&mut self, into: ReceiveQueue, id: WrId, buffer: Sge) -> Result<(), Rejected> {
         let none = Rejected { accepted: 0 };
         if self.faulty
@@ -427,20 +434,19 @@ impl<W: Wire> Nic for Soft<'_, W> {
         if self.completions.overrun() {
             return Err(Fault::Overrun);
         }
-        while !out.is_full() {
-            let Some(entry) = self.completions.pop() else {
-                break;
-            };
-            if let Some(slot) = self.table.slot(entry.queue_pair)
-                && slot.generation == entry.generation
-            {
-                match entry.side {
-                    Side::Send => slot.freed = entry.frees,
-                    Side::Receive => slot.recv_freed = entry.frees,
+        while self.completions.len() != 0 && !out.is_full() {
+            let room = out.capacity().saturating_sub(out.len());
+            for entry in self.completions.take(room) {
+                if let Some(slot) = self.table.slot(entry.queue_pair)
+                    && slot.generation == entry.generation
+                {
+                    match entry.side {
+                        Side::Send => slot.freed = entry.frees,
+                        Side::Receive => slot.recv_freed = entry.frees,
+                    }
                 }
-            }
-            if out.push(entry.completion).is_err() {
-                break;
+                // There is room: never refused.
+                let _taken = out.push(entry.completion);
             }
         }
         Ok(())

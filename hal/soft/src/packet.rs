@@ -47,6 +47,7 @@ pub enum Opcode {
 }
 
 impl Opcode {
+    #[inline(always)]
     const fn from_bits(bits: u8) -> Option<Self> {
         Some(match bits {
             1 => Self::Send,
@@ -91,19 +92,19 @@ bitflags::bitflags! {
     }
 }
 
+impl Flags {
+    /// The only packet of a message that carries nothing beside its bytes.
+    pub(crate) const WHOLE: Self = Self::FIRST.union(Self::LAST);
+}
+
 /// A packet. Only a device makes one: a [`Wire`](crate::Wire) may keep, drop or repeat it, and look.
+///
+/// It is the words that go over the wire, and what is in them is read where it stands: putting a packet together and
+/// taking it apart again cost more than half of what a device does with most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    pub(crate) opcode: Opcode,
-    pub(crate) flags: Flags,
-    pub(crate) destination: u32,
-    pub(crate) source: u32,
-    pub(crate) psn: u32,
-    pub(crate) remaining: u32,
-    pub(crate) address: u64,
-    pub(crate) rkey: u32,
-    pub(crate) extra: u32,
-    pub(crate) spans: (Span, Span),
+    opcode: Opcode,
+    words: Message,
 }
 
 impl Packet {
@@ -111,15 +112,33 @@ impl Packet {
     pub(crate) const fn bare(opcode: Opcode, destination: u32, source: u32, psn: u32) -> Self {
         Self {
             opcode,
-            flags: Flags::empty(),
-            destination,
-            source,
-            psn,
-            remaining: 0,
-            address: 0,
-            rkey: 0,
-            extra: 0,
-            spans: (Span::EMPTY, Span::EMPTY),
+            words: [
+                head(opcode, Flags::empty(), Route::new(destination, source)),
+                psn as u64,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ],
+        }
+    }
+
+    /// A packet with data, or for data.
+    #[inline(always)]
+    pub(crate) const fn request(opcode: Opcode, flags: Flags, route: Route, body: &Body) -> Self {
+        let (first, second) = body.spans;
+        Self {
+            opcode,
+            words: [
+                head(opcode, flags, route),
+                pair(body.psn, body.remaining),
+                body.address,
+                pair(body.rkey, body.extra),
+                first.address(),
+                second.address(),
+                pair(first.length(), second.length()),
+            ],
         }
     }
 
@@ -132,95 +151,160 @@ impl Packet {
     /// What is special about it.
     #[must_use]
     pub const fn flags(&self) -> Flags {
-        self.flags
+        let [head, ..] = self.words;
+        Flags::from_bits_truncate(byte(head >> 8))
     }
 
     /// Numbers of the queue pair it goes to and of the one it comes from.
     #[must_use]
     pub const fn queue_pairs(&self) -> (u32, u32) {
-        (self.destination, self.source)
+        (self.destination(), self.source())
+    }
+
+    pub(crate) const fn destination(&self) -> u32 {
+        let [head, ..] = self.words;
+        low(head >> 16) & NUMBER
+    }
+
+    pub(crate) const fn source(&self) -> u32 {
+        let [head, ..] = self.words;
+        low(head >> 40)
+    }
+
+    /// From which queue pair to which.
+    pub(crate) const fn route(&self) -> Route {
+        let [head, ..] = self.words;
+        Route(head >> 16)
     }
 
     /// Packet sequence number.
     #[must_use]
     pub const fn psn(&self) -> u32 {
-        self.psn
+        let [_, order, ..] = self.words;
+        low(order)
     }
 
     /// Remote address and key of a WRITE or READ.
     #[must_use]
     pub const fn remote(&self) -> (u64, u32) {
-        (self.address, self.rkey)
+        let [_, _, address, keys, ..] = self.words;
+        (address, low(keys))
     }
 
     /// Immediate data or key to invalidate, as the flags say.
     #[must_use]
     pub const fn extra(&self) -> u32 {
-        self.extra
+        let [_, _, _, keys, ..] = self.words;
+        high(keys)
     }
 
     /// Bytes in this packet.
     #[must_use]
     pub const fn length(&self) -> u32 {
-        self.spans.0.length().wrapping_add(self.spans.1.length())
+        let [.., lengths] = self.words;
+        low(lengths).wrapping_add(high(lengths))
     }
 
     /// Bytes of the message from the start of this packet on.
     #[must_use]
     pub const fn remaining(&self) -> u32 {
-        self.remaining
+        let [_, order, ..] = self.words;
+        high(order)
     }
 
-    #[inline]
-    pub(crate) fn to_words(self) -> Message {
-        [
-            u64::from(self.opcode as u8)
-                | u64::from(self.flags.bits()) << 8
-                | u64::from(self.destination & NUMBER) << 16
-                | u64::from(self.source & NUMBER) << 40,
-            u64::from(self.psn) | u64::from(self.remaining) << 32,
-            self.address,
-            u64::from(self.rkey) | u64::from(self.extra) << 32,
-            self.spans.0.address(),
-            self.spans.1.address(),
-            u64::from(self.spans.0.length()) | u64::from(self.spans.1.length()) << 32,
-        ]
+    /// Where its bytes are.
+    pub(crate) const fn spans(&self) -> (Span, Span) {
+        let [_, _, _, _, first, second, lengths] = self.words;
+        (
+            Span::of_packet(first, low(lengths)),
+            Span::of_packet(second, high(lengths)),
+        )
+    }
+
+    /// The one span of a packet that is a whole request in one piece; `None` for any other.
+    #[inline(always)]
+    pub(crate) const fn whole(&self) -> Option<Span> {
+        let [head, order, _, _, first, _, lengths] = self.words;
+        // One length, and so many bytes in all.
+        let whole = byte(head >> 8) == Flags::WHOLE.bits() && lengths == order >> 32;
+        if whole {
+            Some(Span::of_packet(first, low(lengths)))
+        } else {
+            None
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) const fn words(&self) -> &Message {
+        &self.words
+    }
+
+    #[inline(always)]
+    pub(crate) const fn from_words(words: Message) -> Option<Self> {
+        let [head, ..] = words;
+        match Opcode::from_bits(byte(head)) {
+            Some(opcode) => Some(Self { opcode, words }),
+            None => None,
+        }
     }
 
     /// The first span of a packet in words.
-    #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "as in `from_words`")]
+    #[inline(always)]
     pub(crate) const fn first_span(words: Message) -> Span {
         let [_, _, _, _, first, _, lengths] = words;
-        Span::of_packet(first, lengths as u32)
+        Span::of_packet(first, low(lengths))
+    }
+}
+
+/// What a packet with data says beside where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Body {
+    pub(crate) psn: u32,
+    /// Bytes of the message from this packet on.
+    pub(crate) remaining: u32,
+    pub(crate) address: u64,
+    pub(crate) rkey: u32,
+    pub(crate) extra: u32,
+    pub(crate) spans: (Span, Span),
+}
+
+/// Numbers of the queue pair that a packet goes to and of the one it comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route(u64);
+
+impl Route {
+    pub(crate) const fn new(destination: u32, source: u32) -> Self {
+        Self((destination & NUMBER) as u64 | ((source & NUMBER) as u64) << 24)
     }
 
-    #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "fields are cut out of words"
-    )]
-    pub(crate) const fn from_words(words: Message) -> Option<Self> {
-        let [head, order, address, keys, first, second, lengths] = words;
-        let Some(opcode) = Opcode::from_bits(head as u8) else {
-            return None;
-        };
-        Some(Self {
-            opcode,
-            flags: Flags::from_bits_truncate((head >> 8) as u8),
-            destination: (head >> 16) as u32 & NUMBER,
-            source: (head >> 40) as u32,
-            psn: order as u32,
-            remaining: (order >> 32) as u32,
-            address,
-            rkey: keys as u32,
-            extra: (keys >> 32) as u32,
-            spans: (
-                Span::of_packet(first, lengths as u32),
-                Span::of_packet(second, (lengths >> 32) as u32),
-            ),
-        })
+    pub(crate) const fn destination(self) -> u32 {
+        low(self.0) & NUMBER
     }
+
+    /// That of no packet.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+}
+
+const fn head(opcode: Opcode, flags: Flags, route: Route) -> u64 {
+    opcode as u64 | (flags.bits() as u64) << 8 | route.0 << 16
+}
+
+const fn pair(first: u32, second: u32) -> u64 {
+    first as u64 | (second as u64) << 32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "what it is for")]
+const fn low(word: u64) -> u32 {
+    word as u32
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "what it is for")]
+const fn byte(word: u64) -> u8 {
+    word as u8
+}
+
+const fn high(word: u64) -> u32 {
+    low(word >> 32)
 }
 
 /// Whether sequence number (or ring position) `a` comes before `b`, on the circle.
@@ -233,29 +317,70 @@ pub(crate) const NUMBER: u32 = 0x00ff_ffff;
 
 #[cfg(test)]
 mod tests {
-    use super::{Flags, Opcode, Packet, Span, before};
+    use super::{Body, Flags, Opcode, Packet, Route, Span, before};
 
     #[test]
-    fn packets_round_trip_through_words() {
+    fn packets_say_what_they_were_made_of() {
+        let spans = (
+            Span::of_packet(0x7fff_1234_5678_9abc, 0xffff_ff00),
+            Span::of_packet(0x1122_3344_5566_7788, 0x0000_0004),
+        );
+        let body = Body {
+            psn: 0xffff_fffe,
+            remaining: 0x8000_0001,
+            address: u64::MAX - 5,
+            rkey: 0xdead_beef,
+            extra: 0x0bad_cafe,
+            spans,
+        };
+        let route = Route::new(0xfffe_dcba, 0xff12_3456);
+        let flags = Flags::FIRST | Flags::INVALIDATE;
         for opcode in (0..=255).filter_map(Opcode::from_bits) {
-            let packet = Packet {
-                opcode,
-                flags: Flags::FIRST | Flags::INVALIDATE,
-                destination: 0x00fe_dcba,
-                source: 0x0012_3456,
-                psn: 0xffff_fffe,
-                remaining: 0x8000_0001,
-                address: u64::MAX - 5,
-                rkey: 0xdead_beef,
-                extra: 0x0bad_cafe,
-                spans: (
-                    Span::of_packet(0x7fff_1234_5678_9abc, 0xffff_ffff),
-                    Span::of_packet(0x1122_3344_5566_7788, 0x0102_0304),
-                ),
-            };
-            assert_eq!(Packet::from_words(packet.to_words()), Some(packet));
+            let packet = Packet::request(opcode, flags, route, &body);
+            assert_eq!(Packet::from_words(*packet.words()), Some(packet));
+            assert_eq!((packet.opcode(), packet.flags()), (opcode, flags));
+            assert_eq!(packet.queue_pairs(), (0x00fe_dcba, 0x0012_3456));
+            assert_eq!(packet.route(), route);
+            assert_eq!(
+                (packet.psn(), packet.remaining()),
+                (body.psn, body.remaining)
+            );
+            assert_eq!(packet.remote(), (body.address, body.rkey));
+            assert_eq!(packet.extra(), body.extra);
+            assert_eq!((packet.spans(), packet.length()), (spans, 0xffff_ff04));
+            assert_eq!(Packet::first_span(*packet.words()), spans.0);
         }
         assert_eq!(Packet::from_words([0; 7]), None);
+    }
+
+    #[test]
+    fn only_a_whole_message_in_one_span_is_whole() {
+        let span = |length| Span::of_packet(64, length);
+        let packet = |flags, remaining, first, second| {
+            let body = Body {
+                psn: 0,
+                remaining,
+                address: 0,
+                rkey: 0,
+                extra: 0,
+                spans: (span(first), span(second)),
+            };
+            Packet::request(Opcode::Send, flags, Route::new(1, 2), &body).whole()
+        };
+        let whole = Flags::WHOLE;
+        assert_eq!(packet(whole, 9, 9, 0), Some(span(9)));
+        assert_eq!(packet(whole, 0, 0, 0), Some(span(0)));
+        for other in [
+            packet(Flags::FIRST, 9, 9, 0),
+            packet(whole | Flags::IMMEDIATE, 9, 9, 0),
+            packet(whole | Flags::INVALIDATE, 9, 9, 0),
+            packet(whole, 9, 8, 0),
+            packet(whole, 9, 8, 1),
+            packet(whole, 9, 9, 9),
+            packet(whole, 9, 0, 9),
+        ] {
+            assert_eq!(other, None);
+        }
     }
 
     #[test]

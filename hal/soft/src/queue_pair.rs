@@ -13,8 +13,8 @@
 
 use o2poll_dataplane::nic::{LKey, Sge, Status, WrId};
 
-use crate::keys::Asker;
-use crate::packet::{NUMBER, Opcode};
+use crate::lists::Asker;
+use crate::packet::{NUMBER, Opcode, Route, before};
 
 /// The other end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,8 @@ bitflags::bitflags! {
         const INVALIDATE = 16;
         /// A registration that has been told to wait.
         const DELAYED = 32;
+        /// Goes out as one packet, if its memory is a base region's.
+        const PLAIN = 64;
     }
 }
 
@@ -183,11 +185,6 @@ impl SendEntry {
     pub(crate) const fn waits(&self) -> bool {
         matches!(self.work, Work::Invalidate) && self.failure.is_none()
     }
-
-    /// Whether it goes out as one packet, if its memory is a base region's.
-    pub(crate) const fn is_plain(&self) -> bool {
-        matches!(self.work, Work::Send | Work::Write) && self.pieces <= 1 && self.failure.is_none()
-    }
 }
 
 impl Default for SendEntry {
@@ -226,6 +223,10 @@ pub(crate) struct Incoming {
 #[derive(Debug)]
 pub struct QueuePairSlot {
     pub(crate) pair: Option<QueuePair>,
+    /// What is for it comes so, what it sends goes so, and both by this port.
+    pub(crate) here: Route,
+    pub(crate) there: Route,
+    pub(crate) port: u16,
     pub(crate) generation: u32,
     pub(crate) state: State,
 
@@ -287,6 +288,9 @@ impl Default for QueuePairSlot {
     fn default() -> Self {
         Self {
             pair: None,
+            here: Route::NONE,
+            there: Route::NONE,
+            port: 0,
             generation: 0,
             state: State::Error,
             freed: 0,
@@ -326,6 +330,9 @@ impl QueuePairSlot {
     /// As after connecting. Keeps its place in the list of those who want a turn.
     fn start(&mut self, pair: QueuePair) {
         *self = Self {
+            here: Route::new(pair.number, pair.path.number),
+            there: Route::new(pair.path.number, pair.number),
+            port: pair.path.port,
             state: State::Ready,
             acked: pair.psn,
             psn: pair.psn,
@@ -342,9 +349,38 @@ impl QueuePairSlot {
         };
     }
 
+    /// The poll at which the first of its timers runs out.
+    pub(crate) const fn alarm(&self) -> u64 {
+        if self.resume != 0 && self.resume < self.deadline {
+            self.resume
+        } else {
+            self.deadline
+        }
+    }
+
     /// Whether packets are on the wire that the peer has not answered.
     pub(crate) const fn in_flight(&self) -> bool {
         self.acked != self.top
+    }
+
+    /// A packet was sent.
+    #[inline(always)]
+    pub(crate) const fn sent_one(&mut self) {
+        self.psn = self.psn.wrapping_add(1);
+        if before(self.top, self.psn) {
+            self.top = self.psn;
+        }
+    }
+
+    /// The request at `sent`, which needs no peer, has run; whether it is complete. Behind others it is when they are.
+    #[inline(always)]
+    pub(crate) const fn pass_local(&mut self) -> bool {
+        let first = self.completed == self.sent;
+        self.sent = self.sent.wrapping_add(1);
+        if first {
+            self.completed = self.sent;
+        }
+        first
     }
 
     /// Goes back to the oldest work request that is not complete.
@@ -492,17 +528,22 @@ impl Table<'_> {
             .filter(|slot| slot.pair.is_some())
     }
 
-    /// The index of a number.
+    /// The queue pair that a packet of this route from this port is for.
     #[inline]
-    pub(crate) fn find(&self, number: u32) -> Option<u32> {
+    pub(crate) fn receiver(&self, route: Route, port: u16) -> Option<u32> {
+        self.find(route.destination(), |slot| {
+            slot.here == route && slot.port == port
+        })
+    }
+
+    /// The index of a number, if the slot is the one.
+    #[inline]
+    fn find(&self, number: u32, is_it: impl Fn(&QueuePairSlot) -> bool) -> Option<u32> {
         let mask = self.numbers.len().wrapping_sub(1);
         let mut at = number as usize & mask;
         for _ in 0..self.numbers.len() {
             let index = *self.numbers.get(at)?;
-            let slot = self.slots.get(index as usize)?;
-            if let Some(pair) = &slot.pair
-                && pair.number == number
-            {
+            if is_it(self.slots.get(index as usize)?) {
                 return Some(index);
             }
             at = at.wrapping_add(1) & mask;
@@ -513,10 +554,14 @@ impl Table<'_> {
     /// Takes a queue pair in, if its number is new, its queues fit and a slot is vacant.
     #[expect(clippy::cast_possible_truncation, reason = "at most 2^22 queue pairs")]
     pub(crate) fn adopt(&mut self, pair: QueuePair) -> Result<u32, QueuePair> {
+        let taken = |slot: &QueuePairSlot| {
+            let held = slot.pair.as_ref();
+            held.is_some_and(|held| held.number == pair.number)
+        };
         let fits = pair.number <= NUMBER
             && pair.send_depth as usize <= self.send_stride
             && pair.recv_depth as usize <= self.receive_stride
-            && self.find(pair.number).is_none();
+            && self.find(pair.number, taken).is_none();
         let vacant = self
             .slots
             .iter_mut()
@@ -539,6 +584,7 @@ impl Table<'_> {
     pub(crate) fn retire(&mut self, index: u32) -> Option<QueuePair> {
         let slot = self.slots.get_mut(index as usize)?;
         let pair = slot.pair.take()?;
+        slot.here = Route::NONE;
         slot.generation = slot.generation.wrapping_add(1);
         // Retiring is rare: rebuilding needs no tombstones.
         self.numbers.fill(NONE);
@@ -592,6 +638,47 @@ impl Table<'_> {
                 return;
             }
             at = at.wrapping_add(1) & mask;
+        }
+    }
+}
+
+/// When the timers of queue pairs are looked at: not before the first may run out, and then those of all, one queue pair
+/// per poll.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timers {
+    /// None runs out before this poll.
+    pub(crate) alarm: u64,
+    /// The same, of those that the round under way has seen.
+    later: u64,
+    /// The queue pair that is looked at next.
+    pub(crate) hand: u32,
+}
+
+impl Timers {
+    pub(crate) const fn new() -> Self {
+        Self {
+            alarm: NEVER,
+            later: NEVER,
+            hand: 0,
+        }
+    }
+
+    /// A timer runs out then.
+    #[inline]
+    pub(crate) fn set(&mut self, at: u64) {
+        self.alarm = self.alarm.min(at);
+        self.later = self.later.min(at);
+    }
+
+    /// The first of the hand's timers is this one, and there are so many queue pairs.
+    pub(crate) fn seen(&mut self, at: u64, queue_pairs: u32) {
+        self.later = self.later.min(at);
+        self.hand = self.hand.wrapping_add(1);
+        if self.hand >= queue_pairs {
+            *self = Self {
+                alarm: self.later,
+                ..Self::new()
+            };
         }
     }
 }

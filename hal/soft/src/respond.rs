@@ -18,6 +18,12 @@ enum Outcome {
     Again,
 }
 
+/// What a poll may still take in.
+struct Left {
+    bytes: u32,
+    packets: u32,
+}
+
 /// How a request for data went, so far.
 enum Verdict {
     /// So many bytes were moved, of so many that were left in the packet.
@@ -31,31 +37,20 @@ enum Verdict {
 
 impl<W: Wire> Soft<'_, W> {
     /// Takes in what has arrived, up to the slice and the number of packets of one poll.
+    #[inline(always)]
     pub(crate) fn take_in(&mut self) {
-        let slice = self.profile.slice.max(1);
-        let mut bytes = slice;
-        let mut packets = self.profile.packets.max(1);
+        let mut left = Left {
+            bytes: self.profile.slice,
+            packets: self.profile.packets,
+        };
         let ports = self.wire.ports();
         let mut port = self.port;
         for _ in 0..ports {
             if port >= ports {
                 port = 0;
             }
-            while packets != 0
-                && bytes != 0
-                && let Some(packet) = self.wire.peek(port)
-            {
-                // The bytes of the next are in another core's cache, or in memory: they come while this one is
-                // served.
-                self.wire.prefetch(port);
-                if bytes == slice && packet.length() > slice && self.is_alone(port) {
-                    bytes = slice.saturating_mul(self.profile.alone.max(1));
-                }
-                if self.take(port, &packet, &mut bytes) == Outcome::Again {
-                    break;
-                }
-                self.wire.pop(port);
-                packets = packets.wrapping_sub(1);
+            if let Some(packet) = self.wire.peek(port) {
+                self.take_from(port, packet, &mut left);
             }
             port = port.wrapping_add(1);
         }
@@ -65,26 +60,44 @@ impl<W: Wire> Soft<'_, W> {
         }
     }
 
+    /// Takes in what has arrived on a port, of which this is the first packet.
+    #[inline(never)]
+    fn take_from(&mut self, port: u16, first: Packet, left: &mut Left) {
+        let mut packet = first;
+        while left.packets != 0 && left.bytes != 0 {
+            // The bytes of the next are in another core's cache, or in memory: they come while this one is
+            // served.
+            self.wire.prefetch(port);
+            let slice = self.profile.slice;
+            if left.bytes == slice && packet.length() > slice && self.is_alone(port) {
+                left.bytes = slice.saturating_mul(self.profile.alone);
+            }
+            if self.take(port, &packet, &mut left.bytes) == Outcome::Again {
+                break;
+            }
+            self.wire.pop(port);
+            left.packets = left.packets.wrapping_sub(1);
+            match self.wire.peek(port) {
+                Some(next) => packet = next,
+                None => break,
+            }
+        }
+    }
+
     /// Whether no other port has a packet.
     #[cold]
     fn is_alone(&mut self, port: u16) -> bool {
         (0..self.wire.ports()).all(|other| other == port || self.wire.peek(other).is_none())
     }
 
+    #[inline(always)]
     fn take(&mut self, port: u16, packet: &Packet, bytes: &mut u32) -> Outcome {
-        let known = self.table.find(packet.destination).filter(|index| {
-            self.table.slot(*index).is_some_and(|slot| {
-                slot.pair
-                    .as_ref()
-                    .is_some_and(|pair| pair.path.port == port && pair.path.number == packet.source)
-            })
-        });
-        let Some(index) = known else {
+        let Some(index) = self.table.receiver(packet.route(), port) else {
             self.on_stranger(port, packet);
             return Outcome::Done;
         };
-        let psn = packet.psn;
-        match packet.opcode {
+        let psn = packet.psn();
+        match packet.opcode() {
             Opcode::Send | Opcode::Write | Opcode::Read => {
                 if self.take_whole(index, packet, bytes) {
                     return Outcome::Done;
@@ -95,7 +108,7 @@ impl<W: Wire> Soft<'_, W> {
             Opcode::ReceiverNotReady => self.on_not_ready(index, psn),
             Opcode::SequenceError => self.on_sequence_error(index, psn),
             Opcode::RefusedAccess | Opcode::RefusedRequest | Opcode::RefusedOperation => {
-                let verdict = packet.opcode.verdict().unwrap_or(Status::RemoteOperation);
+                let verdict = packet.opcode().verdict().unwrap_or(Status::RemoteOperation);
                 self.on_refused(index, psn, verdict);
                 // The peer may be waiting for us to let go.
                 self.answer(index, Opcode::Closed);
@@ -113,46 +126,45 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// A packet for a queue pair that is not here.
+    #[cold]
     fn on_stranger(&mut self, port: u16, packet: &Packet) {
         self.counts.strangers = self.counts.strangers.wrapping_add(1);
         if !matches!(
-            packet.opcode,
+            packet.opcode(),
             Opcode::Send | Opcode::Write | Opcode::Read | Opcode::Close
         ) {
             return;
         }
-        let answer = (port, packet.source, packet.destination);
+        let answer = (port, packet.source(), packet.destination());
         if self.strangers.iter().all(|waiting| *waiting != answer) {
             // Without room it is lost like any packet, and the stranger asks again.
             let _full = self.strangers.push_back(answer);
+            self.timers.set(self.polls);
         }
     }
 
     /// The common case, in one go: the next packet is a whole SEND or WRITE of one span, it fits into what this
     /// poll may move, and nothing is wrong with it. Else false, and nothing was done.
-    #[inline]
+    #[inline(always)]
     fn take_whole(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> bool {
         let Some(mut held) = self.table.held(index) else {
             return false;
         };
         let slot = held.slot;
-        let Some(pair) = &slot.pair else {
+        let (Some(pair), Some(from)) = (&slot.pair, packet.whole()) else {
             return false;
         };
-        let (from, length) = (packet.spans.0, packet.remaining);
-        let plain = packet.flags == Flags::FIRST.union(Flags::LAST)
-            && packet.psn == slot.expected
+        let length = from.length();
+        let plain = packet.psn() == slot.expected
             && slot.state == State::Ready
             && !slot.deaf
+            // Nor is a part of a packet done.
             && slot.incoming.is_none()
-            && slot.done == 0
-            && from.length() == length
-            && packet.spans.1.length() == 0
             && length <= *bytes;
         if !plain {
             return false;
         }
-        match packet.opcode {
+        match packet.opcode() {
             Opcode::Send => {
                 let position = slot.recv_head;
                 if position == slot.recv_tail {
@@ -185,15 +197,21 @@ impl<W: Wire> Soft<'_, W> {
                 });
             }
             Opcode::Write if length != 0 => {
-                let (asker, key) = (pair.asker(), RKey(packet.rkey));
+                let (address, key) = packet.remote();
+                let (asker, key) = (pair.asker(), RKey(key));
                 let right = Rights::REMOTE_WRITE;
-                let Some(mut sink) = self.keys.remote(asker, key, packet.address, length, right)
-                else {
-                    return false;
-                };
-                let mut from = Pair(from, Span::EMPTY);
-                if bytes::run(self.copier, &mut sink, &mut from, length) != length {
-                    return false;
+                let piece = self.keys.remote_piece(asker, key, address, length, right);
+                if let Some(sink) = piece {
+                    bytes::move_whole(self.copier, sink, from);
+                } else {
+                    let keys = &self.keys;
+                    let Some(mut sink) = keys.remote(asker, key, address, length, right) else {
+                        return false;
+                    };
+                    let mut from = Pair(from, Span::EMPTY);
+                    if bytes::run(self.copier, &mut sink, &mut from, length) != length {
+                        return false;
+                    }
                 }
             }
             _ => return false,
@@ -202,9 +220,8 @@ impl<W: Wire> Soft<'_, W> {
         self.counts.bytes = self.counts.bytes.wrapping_add(u64::from(length));
         slot.gap = false;
         slot.expected = slot.expected.wrapping_add(1);
-        if slot.answer.and_then(Opcode::verdict).is_none() {
-            slot.answer = Some(Opcode::Ack);
-        }
+        // Who is ready has refused nothing.
+        slot.answer = Some(Opcode::Ack);
         if !slot.listed {
             self.table.list(index);
         }
@@ -212,6 +229,7 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// A packet with data, or for data.
+    #[inline(never)]
     fn request(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> Outcome {
         let Some(slot) = self.table.slot(index) else {
             return Outcome::Done;
@@ -224,8 +242,8 @@ impl<W: Wire> Soft<'_, W> {
             self.answer(index, refusal);
             return Outcome::Done;
         }
-        if packet.psn != slot.expected {
-            if before(packet.psn, slot.expected) {
+        if packet.psn() != slot.expected {
+            if before(packet.psn(), slot.expected) {
                 if slot.answer.is_none() {
                     self.answer(index, Opcode::Ack);
                 }
@@ -277,22 +295,23 @@ impl<W: Wire> Soft<'_, W> {
         let Some(left) = packet.length().checked_sub(done) else {
             return invalid;
         };
-        let first = packet.flags.contains(Flags::FIRST);
-        let fits = if packet.flags.contains(Flags::LAST) {
-            packet.length() == packet.remaining
+        let (flags, remaining) = (packet.flags(), packet.remaining());
+        let first = flags.contains(Flags::FIRST);
+        let fits = if flags.contains(Flags::LAST) {
+            packet.length() == remaining
         } else {
-            packet.length() < packet.remaining && packet.length() != 0
+            packet.length() < remaining && packet.length() != 0
         };
         let incoming = match slot.incoming {
             Some(incoming) if !first || done != 0 => incoming,
             None if first => Incoming {
-                length: packet.remaining,
+                length: remaining,
                 done: 0,
             },
             _ => return invalid,
         };
         // The whole rest of the message is checked each time, so that nothing of a bad one is written.
-        let rest = packet.remaining.wrapping_sub(done);
+        let rest = remaining.wrapping_sub(done);
         if !fits || incoming.length.wrapping_sub(incoming.done) != rest {
             return invalid;
         }
@@ -300,11 +319,12 @@ impl<W: Wire> Soft<'_, W> {
             .then(|| held.receives.at(slot.recv_head).copied())
             .flatten();
         let now = left.min(most);
-        let mut spans = Pair(packet.spans.0, packet.spans.1);
+        let (one, other) = packet.spans();
+        let mut spans = Pair(one, other);
         spans.skip(done);
-        let address = packet.address.wrapping_add(u64::from(done));
-        let key = RKey(packet.rkey);
-        let moved = match packet.opcode {
+        let (address, key) = packet.remote();
+        let (address, key) = (address.wrapping_add(u64::from(done)), RKey(key));
+        let moved = match packet.opcode() {
             Opcode::Send => {
                 let Some(receive) = receive else {
                     return Verdict::NotReady;
@@ -325,7 +345,7 @@ impl<W: Wire> Soft<'_, W> {
                 }
             }
             Opcode::Write => {
-                if packet.flags.contains(Flags::IMMEDIATE) && receive.is_none() {
+                if flags.contains(Flags::IMMEDIATE) && receive.is_none() {
                     return Verdict::NotReady;
                 }
                 if rest == 0 {
@@ -372,10 +392,11 @@ impl<W: Wire> Soft<'_, W> {
             return Outcome::Again;
         }
         slot.done = 0;
-        if packet.flags.contains(Flags::LAST) {
+        let flags = packet.flags();
+        if flags.contains(Flags::LAST) {
             let length = slot.incoming.take().map_or(0, |incoming| incoming.length);
             let asker = slot.pair.as_ref().map(crate::QueuePair::asker);
-            let mark = |flag| packet.flags.contains(flag).then_some(packet.extra);
+            let mark = |flag| flags.contains(flag).then_some(packet.extra());
             let invalidated = mark(Flags::INVALIDATE).map(RKey);
             let imm = mark(Flags::IMMEDIATE);
             if let (Some(asker), Some(key)) = (asker, invalidated)
@@ -386,7 +407,7 @@ impl<W: Wire> Soft<'_, W> {
                 self.refuse_invalidate(index);
                 return Outcome::Done;
             }
-            if packet.opcode == Opcode::Send || imm.is_some() {
+            if packet.opcode() == Opcode::Send || imm.is_some() {
                 self.finish_receive(index, |id| Completion::Received {
                     id,
                     length,

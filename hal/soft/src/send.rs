@@ -1,15 +1,17 @@
 //! The initiator: chains of work requests become packets.
 
-use o2poll_dataplane::nic::{Completion, RKey, Region, Rejected, SendWr, Sge, Status, WrId};
+use o2poll_dataplane::nic::{Completion, RKey, Region, Sge, Status};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
-use crate::completion::{CompletionEntry, Side};
-use crate::keys::{Asker, Keys, NotStaged, Order};
-use crate::packet::{Flags, Opcode, Packet, before};
+use crate::keys::Keys;
+use crate::lists::Asker;
+use crate::packet::{Body, Flags, Opcode, Packet, Route, before};
 use crate::profile::Profile;
-use crate::queue_pair::{Cursor, Held, Marks, NEVER, SendEntry, SendRing, State, Work};
-use crate::settle::drop_staged;
+use crate::queue_pair::{
+    Cursor, Held, Marks, NEVER, QueuePairSlot, SendEntry, SendRing, State, Work,
+};
+use crate::settle::tell;
 use crate::wire::Wire;
 use crate::{Counts, Faults};
 
@@ -25,193 +27,9 @@ enum Pause {
 }
 
 impl<W: Wire> Soft<'_, W> {
-    /// Adds a request to the open chain, or latches that it cannot be.
-    ///
-    /// Inlined: a caller knows what it posts, and what is left then is to fill in a line. Behind a call the request would be
-    /// written to memory in small pieces and read back in larger ones, which a core does not forward.
-    #[inline(always)]
-    pub(crate) fn append(&mut self, index: u32, id: WrId, signalled: bool, wr: SendWr<'_>) {
-        let mut marks = Marks::empty();
-        marks.set(Marks::SIGNALLED, signalled);
-        let plain = SendEntry::bare(id, Work::Send, marks);
-        match wr {
-            SendWr::Send {
-                message,
-                invalidate: None,
-            } => self.enter(
-                index,
-                SendEntry {
-                    length: message.length,
-                    pieces: 1,
-                    first: message,
-                    ..plain
-                },
-            ),
-            SendWr::Write {
-                local: [only],
-                remote,
-                imm: None,
-            } => self.enter(
-                index,
-                SendEntry {
-                    work: Work::Write,
-                    address: remote.address,
-                    rkey: remote.rkey.0,
-                    length: only.length,
-                    pieces: 1,
-                    first: *only,
-                    ..plain
-                },
-            ),
-            SendWr::Invalidate { key } => self.enter(
-                index,
-                SendEntry {
-                    work: Work::Invalidate,
-                    rkey: key.0,
-                    ..plain
-                },
-            ),
-            SendWr::Register {
-                region,
-                key,
-                rights,
-                base,
-                length,
-                layout,
-            } => {
-                let order = Order {
-                    region,
-                    key,
-                    rights,
-                    base,
-                    length,
-                    layout,
-                };
-                self.append_register(index, id, marks, &order);
-            }
-            _ => self.append_any(index, plain, &wr),
-        }
-    }
-
-    /// A request of one piece at most, where nothing but its length can be wrong.
-    #[inline(always)]
-    fn enter(&mut self, index: u32, mut entry: SendEntry) {
-        let Some(Held {
-            slot, mut sends, ..
-        }) = self.table.held(index)
-        else {
-            return;
-        };
-        if entry.length > MOST_BYTES {
-            entry.failure = Some(Status::LocalLength);
-            entry.length = 0;
-        }
-        let depth = slot.pair.as_ref().map_or(0, |pair| pair.send_depth);
-        if slot.latched || slot.open.wrapping_sub(slot.freed) >= depth {
-            slot.latched = true;
-        } else if let Some(place) = sends.at(slot.open) {
-            *place = entry;
-            slot.open = slot.open.wrapping_add(1);
-        }
-    }
-
-    /// A registration, whose list is staged as it enters.
-    #[inline(always)]
-    fn append_register(&mut self, index: u32, id: WrId, mut marks: Marks, order: &Order<'_>) {
-        let Some(Held {
-            slot, mut sends, ..
-        }) = self.table.held(index)
-        else {
-            return;
-        };
-        let Some(pair) = &slot.pair else {
-            return;
-        };
-        // Nothing is staged that does not enter.
-        if slot.latched || slot.open.wrapping_sub(slot.freed) >= pair.send_depth {
-            slot.latched = true;
-            return;
-        }
-        let Some(place) = sends.at(slot.open) else {
-            return;
-        };
-        let capabilities = &self.profile.capabilities;
-        let mut failure = None;
-        match self.keys.stage(pair.asker(), order, capabilities) {
-            Ok(()) => marks.insert(Marks::STAGED),
-            Err(NotStaged::Fail(status)) => failure = Some(status),
-            Err(NotStaged::Reject) => {
-                slot.latched = true;
-                return;
-            }
-        }
-        *place = SendEntry {
-            rkey: order.key.0,
-            extra: order.region.0,
-            failure,
-            ..SendEntry::bare(id, Work::Register, marks)
-        };
-        slot.open = slot.open.wrapping_add(1);
-    }
-
-    #[inline(never)]
-    fn append_any(&mut self, index: u32, plain: SendEntry, wr: &SendWr<'_>) {
-        let Some(mut held) = self.table.held(index) else {
-            return;
-        };
-        if held.slot.latched {
-            return;
-        }
-        match write_entry(&mut held, &self.profile, plain, wr) {
-            Some(()) => held.slot.open = held.slot.open.wrapping_add(1),
-            None => held.slot.latched = true,
-        }
-    }
-
-    /// Takes the open chain, all or its first part, and starts on it.
-    pub(crate) fn ring(&mut self, index: u32) -> Result<(), Rejected> {
-        self.counts.doorbells = self.counts.doorbells.wrapping_add(1);
-        let Some(held) = self.table.held(index) else {
-            return Err(Rejected { accepted: 0 });
-        };
-        let Held {
-            slot, mut sends, ..
-        } = held;
-        let length = slot.open.wrapping_sub(slot.tail);
-        let mut accepted = length;
-        if self.faulty
-            && let Some(most) = self.faults.accept.take()
-            && most < length
-        {
-            accepted = most;
-            slot.latched = true;
-            for extra in most..length {
-                if let Some(entry) = sends.at(slot.tail.wrapping_add(extra)) {
-                    drop_staged(entry, &mut self.keys);
-                }
-            }
-        }
-        slot.tail = slot.tail.wrapping_add(accepted);
-        slot.open = slot.tail;
-        let whole = !core::mem::replace(&mut slot.latched, false);
-        self.counts.work_requests = self.counts.work_requests.wrapping_add(u64::from(accepted));
-        // An INVALIDATE that waits for what was sent before goes on when that is acknowledged.
-        let waits = slot.sent != slot.completed
-            && slot.answer.is_none()
-            && slot.state == State::Ready
-            && sends.get(slot.sent).is_some_and(SendEntry::waits);
-        if !waits {
-            self.serve(index);
-        }
-        if whole {
-            Ok(())
-        } else {
-            Err(Rejected { accepted })
-        }
-    }
-
     /// One turn of a queue pair: answers first, then its own requests. Asks for another turn if the wire
     /// was full.
+    #[inline(always)]
     pub(crate) fn serve(&mut self, index: u32) {
         let Some(slot) = self.table.slot(index) else {
             return;
@@ -233,6 +51,7 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// Answers that belong to no queue pair, as far as there is room.
+    #[cold]
     pub(crate) fn answer_strangers(&mut self) {
         while let Some((port, theirs, ours)) = self.strangers.front().copied() {
             let packet = Packet::bare(Opcode::Gone, theirs, ours, 0);
@@ -295,157 +114,166 @@ impl<W: Wire> Soft<'_, W> {
 
     /// Runs requests of a queue pair that is ready; true when the wire was full.
     pub(crate) fn go_on(&mut self, index: u32) -> bool {
-        match self.transmit(index) {
-            Pause::Idle => false,
-            Pause::Full => true,
-            Pause::Failed(status) => {
-                self.enter_error(index, status, false);
-                false
+        loop {
+            let pause = self.run_simple(index).or_else(|| self.run_any(index));
+            match pause {
+                None => {}
+                Some(Pause::Idle) => return false,
+                Some(Pause::Full) => return true,
+                Some(Pause::Failed(status)) => {
+                    self.enter_error(index, status, false);
+                    return false;
+                }
             }
         }
     }
 
-    /// Runs requests in order until one has to wait.
-    fn transmit(&mut self, index: u32) -> Pause {
+    /// Runs requests in order until one has to wait. `None` if the next is not of a kind that is done in one step, or
+    /// something about it is not as it should be.
+    #[inline(always)]
+    fn run_simple(&mut self, index: u32) -> Option<Pause> {
+        let Held {
+            slot, mut sends, ..
+        } = self.table.held(index)?;
+        let asker = slot.pair.as_ref()?.asker();
+        if self.faulty {
+            return None;
+        }
+        while slot.sent != slot.tail && slot.resume == 0 {
+            let position = slot.sent;
+            let entry = sends.at(position)?;
+            if entry.is(Marks::PLAIN) {
+                if slot.cursor.begun || before(slot.psn, slot.acked) {
+                    return None;
+                }
+                let span = self.keys.base(asker.pd, entry.first)?;
+                let packet = whole_packet(entry, slot.there, slot.psn, span);
+                if !self.wire.send(slot.port, &packet) {
+                    return Some(Pause::Full);
+                }
+                self.counts.packets = self.counts.packets.wrapping_add(1);
+                if slot.deadline == NEVER {
+                    slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+                    self.timers.set(slot.deadline);
+                }
+                slot.sent_one();
+                entry.marks.insert(Marks::RAN);
+                entry.end = slot.psn;
+                slot.sent = position.wrapping_add(1);
+            } else if entry.is_local() && entry.failure.is_none() {
+                match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
+                    Local::Waits => return Some(Pause::Idle),
+                    Local::Failed(status) => {
+                        entry.failure = Some(status);
+                        return None;
+                    }
+                    Local::Ran => {}
+                }
+                if slot.pass_local() && entry.is(Marks::SIGNALLED) {
+                    let done = Completion::Done { id: entry.id };
+                    tell(&mut self.completions, index, slot, done);
+                }
+            } else {
+                return None;
+            }
+        }
+        Some(Pause::Idle)
+    }
+
+    /// Runs the next request, of whatever kind; `None` when there may be more to run.
+    #[inline(never)]
+    fn run_any(&mut self, index: u32) -> Option<Pause> {
         let Some(held) = self.table.held(index) else {
-            return Pause::Idle;
+            return Some(Pause::Idle);
         };
         let Held {
             slot, mut sends, ..
         } = held;
         let Some(pair) = &slot.pair else {
-            return Pause::Idle;
+            return Some(Pause::Idle);
         };
-        let (asker, path) = (pair.asker(), pair.path);
-        while slot.sent != slot.tail && slot.resume == 0 {
-            let position = slot.sent;
-            let Some(entry) = sends.at(position) else {
-                return Pause::Idle;
-            };
-            if entry.is_plain()
-                && !self.faulty
-                && !slot.cursor.begun
-                && !before(slot.psn, slot.acked)
-                && let Some(span) = self.keys.base(asker.pd, entry.first)
+        let asker = pair.asker();
+        let position = slot.sent;
+        if position == slot.tail || slot.resume != 0 {
+            return Some(Pause::Idle);
+        }
+        let Some(entry) = sends.at(position) else {
+            return Some(Pause::Idle);
+        };
+        if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none() {
+            entry.failure = self.faults.next_failure();
+        }
+        if let Some(status) = entry.failure {
+            // What was asked before it is still served.
+            return Some(if slot.completed == position {
+                Pause::Failed(status)
+            } else {
+                Pause::Idle
+            });
+        }
+        if entry.is_local() {
+            if self.faulty
+                && let Some(polls) = self.faults.late_registrations
+                && entry.is(Marks::STAGED)
+                && !entry.is(Marks::DELAYED)
             {
-                let packet = whole_packet(entry, path.number, asker.number, slot.psn, span);
-                if !self.wire.send(path.port, &packet) {
-                    return Pause::Full;
+                entry.marks |= Marks::DELAYED;
+                slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
+                self.timers.set(slot.resume);
+                return Some(Pause::Idle);
+            }
+            match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
+                Local::Waits => return Some(Pause::Idle),
+                Local::Failed(status) => {
+                    entry.failure = Some(status);
+                    return None;
                 }
-                self.counts.packets = self.counts.packets.wrapping_add(1);
-                if slot.deadline == NEVER {
-                    slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+                Local::Ran => {}
+            }
+            if slot.pass_local() && entry.is(Marks::SIGNALLED) {
+                let done = Completion::Done { id: entry.id };
+                tell(&mut self.completions, index, slot, done);
+            }
+            return None;
+        }
+        let made = make_packet(slot, &sends, &self.keys, asker, &self.profile);
+        let (packet, cursor, last) = match made {
+            Ok(made) => made,
+            Err(status) => {
+                if let Some(entry) = sends.at(position) {
+                    entry.failure = Some(status);
                 }
-                slot.psn = slot.psn.wrapping_add(1);
-                if before(slot.top, slot.psn) {
-                    slot.top = slot.psn;
-                }
+                return None;
+            }
+        };
+        // Going back may have gone back too far.
+        let needed = !before(slot.psn, slot.acked);
+        if needed
+            && !put(
+                &mut self.wire,
+                &mut self.faults,
+                &mut self.counts,
+                slot.port,
+                &packet,
+            )
+        {
+            return Some(Pause::Full);
+        }
+        if needed && slot.deadline == NEVER {
+            slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
+            self.timers.set(slot.deadline);
+        }
+        slot.sent_one();
+        slot.cursor = cursor;
+        if last {
+            if let Some(entry) = sends.at(position) {
                 entry.marks.insert(Marks::RAN);
                 entry.end = slot.psn;
-                slot.sent = position.wrapping_add(1);
-                continue;
             }
-            if self.faulty && !entry.is(Marks::RAN) && !slot.cursor.begun && entry.failure.is_none()
-            {
-                entry.failure = self.faults.next_failure();
-            }
-            if let Some(status) = entry.failure {
-                // What was asked before it is still served.
-                return if slot.completed == position {
-                    Pause::Failed(status)
-                } else {
-                    Pause::Idle
-                };
-            }
-            if entry.is_local() {
-                if !entry.is(Marks::RAN) {
-                    if self.faulty
-                        && let Some(polls) = self.faults.late_registrations
-                        && entry.is(Marks::STAGED)
-                        && !entry.is(Marks::DELAYED)
-                    {
-                        entry.marks |= Marks::DELAYED;
-                        slot.resume = self.polls.wrapping_add(u64::from(polls).max(1));
-                        return Pause::Idle;
-                    }
-                    if entry.waits() && slot.completed != position {
-                        return Pause::Idle;
-                    }
-                    match run_local(entry, &mut self.keys, asker, &self.profile) {
-                        Ok(()) => entry.marks.insert(Marks::RAN),
-                        Err(status) => {
-                            entry.failure = Some(status);
-                            continue;
-                        }
-                    }
-                }
-                slot.sent = position.wrapping_add(1);
-                // Behind others it completes when they do.
-                if slot.completed == position {
-                    slot.completed = slot.sent;
-                    if entry.is(Marks::SIGNALLED) {
-                        self.completions.push(CompletionEntry {
-                            completion: Completion::Done { id: entry.id },
-                            queue_pair: index,
-                            generation: slot.generation,
-                            side: Side::Send,
-                            frees: slot.completed,
-                        });
-                    }
-                }
-                continue;
-            }
-            let made = make_packet(
-                position,
-                slot.cursor,
-                &sends,
-                &self.keys,
-                asker,
-                &self.profile,
-            );
-            let (mut packet, cursor, last) = match made {
-                Ok(made) => made,
-                Err(status) => {
-                    if let Some(entry) = sends.at(position) {
-                        entry.failure = Some(status);
-                    }
-                    continue;
-                }
-            };
-            packet.destination = path.number;
-            packet.source = asker.number;
-            packet.psn = slot.psn;
-            // Going back may have gone back too far.
-            let needed = !before(slot.psn, slot.acked);
-            if needed
-                && !put(
-                    &mut self.wire,
-                    &mut self.faults,
-                    &mut self.counts,
-                    path.port,
-                    &packet,
-                )
-            {
-                return Pause::Full;
-            }
-            if needed && slot.deadline == NEVER {
-                slot.deadline = self.polls.wrapping_add(u64::from(self.profile.ack_timeout));
-            }
-            slot.psn = slot.psn.wrapping_add(1);
-            if before(slot.top, slot.psn) {
-                slot.top = slot.psn;
-            }
-            slot.cursor = cursor;
-            if last {
-                if let Some(entry) = sends.at(position) {
-                    entry.marks.insert(Marks::RAN);
-                    entry.end = slot.psn;
-                }
-                slot.sent = position.wrapping_add(1);
-                slot.cursor = Cursor::default();
-            }
+            slot.sent = position.wrapping_add(1);
+            slot.cursor = Cursor::default();
         }
-        Pause::Idle
+        None
     }
 }
 
@@ -484,115 +312,59 @@ fn put<W: Wire>(
     sent
 }
 
-/// Writes a request into the slot at `open`; `None` if it cannot be posted.
-fn write_entry(
-    held: &mut Held<'_>,
-    profile: &Profile,
-    plain: SendEntry,
-    wr: &SendWr<'_>,
-) -> Option<()> {
-    let Held { slot, sends, .. } = held;
-    let capabilities = &profile.capabilities;
-    let pair = slot.pair.as_ref()?;
-    let position = slot.open;
-    if position.wrapping_sub(slot.freed) >= pair.send_depth {
-        return None;
-    }
-    let mut entry = plain;
-    let list: &[Sge] = match wr {
-        SendWr::Send {
-            message,
-            invalidate,
-        } => {
-            if let Some(key) = invalidate {
-                if !capabilities.remote_invalidate {
-                    return None;
-                }
-                entry.marks.insert(Marks::INVALIDATE);
-                entry.extra = key.0;
-            }
-            core::slice::from_ref(message)
-        }
-        SendWr::Write { local, remote, imm } => {
-            entry.work = Work::Write;
-            (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
-            if let Some(data) = imm {
-                entry.marks.insert(Marks::IMMEDIATE);
-                entry.extra = *data;
-            }
-            local
-        }
-        SendWr::Read { local, remote } => {
-            entry.work = Work::Read;
-            (entry.address, entry.rkey) = (remote.address, remote.rkey.0);
-            local
-        }
-        // `append` has dealt with it.
-        SendWr::Register { .. } => return None,
-        SendWr::Invalidate { key } => {
-            entry.work = Work::Invalidate;
-            entry.rkey = key.0;
-            &[]
-        }
-    };
-    if list.len() > capabilities.max_sge as usize {
-        return None;
-    }
-    if let Some((first, rest)) = list.split_first() {
-        if !sends.store(position, rest) {
-            return None;
-        }
-        let length = list.iter().fold(0_u64, |sum, piece| {
-            sum.wrapping_add(u64::from(piece.length))
-        });
-        entry.first = *first;
-        // Bounded by `max_sge`.
-        entry.pieces = u32::try_from(list.len()).unwrap_or(u32::MAX);
-        match u32::try_from(length) {
-            Ok(length) if length <= MOST_BYTES => entry.length = length,
-            _ => entry.failure = Some(Status::LocalLength),
-        }
-    }
-    *sends.at(position)? = entry;
-    Some(())
+/// What became of a request that needs no peer.
+enum Local {
+    Ran,
+    /// For what was sent before it.
+    Waits,
+    Failed(Status),
 }
 
-/// Runs a request that needs no peer.
+/// Runs a request that needs no peer, if it has not run.
+#[inline(always)]
 fn run_local(
     entry: &mut SendEntry,
+    slot: &QueuePairSlot,
     keys: &mut Keys<'_>,
     asker: Asker,
     profile: &Profile,
-) -> Result<(), Status> {
+) -> Local {
+    if entry.is(Marks::RAN) {
+        return Local::Ran;
+    }
+    if entry.waits() && slot.completed != slot.sent {
+        return Local::Waits;
+    }
     let key = RKey(entry.rkey);
     if entry.work == Work::Register {
         entry.marks.remove(Marks::STAGED);
         let checks_reuse = profile.capabilities.checks_reuse;
-        return keys.activate(Region(entry.extra), key, checks_reuse);
+        if let Err(status) = keys.activate(Region(entry.extra), key, checks_reuse) {
+            return Local::Failed(status);
+        }
+    } else if !keys.kill(asker, key, profile.foreign_invalidate) {
+        return Local::Failed(Status::LocalOperation);
     }
-    if keys.kill(asker, key, profile.foreign_invalidate) {
-        Ok(())
-    } else {
-        Err(Status::LocalOperation)
-    }
+    entry.marks.insert(Marks::RAN);
+    Local::Ran
 }
 
 /// All of a plain request in one packet.
 #[inline]
-fn whole_packet(entry: &SendEntry, to: u32, from: u32, psn: u32, span: Span) -> Packet {
+fn whole_packet(entry: &SendEntry, route: Route, psn: u32, span: Span) -> Packet {
     let opcode = match entry.work {
         Work::Write => Opcode::Write,
         _ => Opcode::Send,
     };
-    Packet {
-        flags: Flags::FIRST.union(Flags::LAST).union(flags_of(entry)),
+    let body = Body {
+        psn,
         remaining: entry.length,
         address: entry.address,
         rkey: entry.rkey,
         extra: entry.extra,
         spans: (span, Span::EMPTY),
-        ..Packet::bare(opcode, to, from, psn)
-    }
+    };
+    Packet::request(opcode, Flags::WHOLE.union(flags_of(entry)), route, &body)
 }
 
 /// What the last packet of a request says of `extra`.
@@ -612,13 +384,13 @@ const fn flags_of(entry: &SendEntry) -> Flags {
 
 /// The next packet of a request, where the cursor stands after it, and whether it is the last.
 fn make_packet(
-    position: u32,
-    cursor: Cursor,
+    slot: &QueuePairSlot,
     sends: &SendRing<'_>,
     keys: &Keys<'_>,
     asker: Asker,
     profile: &Profile,
 ) -> Result<(Packet, Cursor, bool), Status> {
+    let (position, cursor) = (slot.sent, slot.cursor);
     let entry = sends.get(position).ok_or(Status::LocalLength)?;
     let region_lkey = profile.capabilities.region_lkey;
     let writes = entry.work == Work::Read;
@@ -677,17 +449,14 @@ fn make_packet(
         Work::Read => Opcode::Read,
         _ => Opcode::Send,
     };
-    let packet = Packet {
-        flags,
+    let body = Body {
+        psn: slot.psn,
         remaining: entry.length.wrapping_sub(cursor.bytes),
         address: entry.address.wrapping_add(u64::from(cursor.bytes)),
         rkey: entry.rkey,
         extra: entry.extra,
         spans: (first, second),
-        ..Packet::bare(opcode, 0, 0, 0)
     };
+    let packet = Packet::request(opcode, flags, slot.there, &body);
     Ok((packet, at, last))
 }
-
-/// Longest message (`max_msg_sz` of every card).
-const MOST_BYTES: u32 = 1 << 31;

@@ -76,13 +76,12 @@ impl<W: Wire> Soft<'_, W> {
             slot.sent = slot.sent.wrapping_add(1);
             slot.completed = slot.sent;
             if entry.is(Marks::SIGNALLED) {
-                self.completions.push(CompletionEntry {
-                    completion: Completion::Done { id: entry.id },
-                    queue_pair: index,
-                    generation: slot.generation,
-                    side: Side::Send,
-                    frees: slot.completed,
-                });
+                tell(
+                    &mut self.completions,
+                    index,
+                    slot,
+                    Completion::Done { id: entry.id },
+                );
             }
         }
         slot.sent != slot.tail
@@ -123,6 +122,7 @@ impl<W: Wire> Soft<'_, W> {
         slot.deadline = slot
             .resume
             .wrapping_add(u64::from(self.profile.ack_timeout));
+        self.timers.set(slot.resume);
         self.counts.retries = self.counts.retries.wrapping_add(1);
     }
 
@@ -176,6 +176,7 @@ impl<W: Wire> Soft<'_, W> {
             slot.close_due = true;
             slot.retries = slot.pair.as_ref().map_or(0, |pair| pair.retry_count);
             slot.deadline = deadline;
+            self.timers.set(deadline);
             self.table.list(index);
         }
         self.flush_receives(index);
@@ -219,20 +220,32 @@ impl<W: Wire> Soft<'_, W> {
             drop_staged(entry, &mut self.keys);
             let id = entry.id;
             slot.completed = slot.completed.wrapping_add(1);
-            self.completions.push(CompletionEntry {
-                completion: Completion::Failed { id, status },
-                queue_pair: index,
-                generation: slot.generation,
-                side: Side::Send,
-                frees: slot.completed,
-            });
+            tell(
+                &mut self.completions,
+                index,
+                slot,
+                Completion::Failed { id, status },
+            );
         }
         slot.sent = slot.completed;
         slot.cause = Status::Flushed;
     }
 
-    /// Timers of one queue pair.
-    pub(crate) fn tick(&mut self, index: u32) {
+    /// Timers of the next queue pair, and what else is seldom to be done.
+    #[cold]
+    pub(crate) fn tick(&mut self) {
+        self.answer_strangers();
+        let index = self.timers.hand;
+        self.run_out(index);
+        let alarm = self.table.slot(index).map_or(NEVER, |slot| slot.alarm());
+        self.timers.seen(alarm, self.table.high);
+        if !self.strangers.is_empty() {
+            // The wire was full.
+            self.timers.set(self.polls);
+        }
+    }
+
+    fn run_out(&mut self, index: u32) {
         let (now, timeout) = (self.polls, self.profile.ack_timeout);
         let Some(slot) = self.table.slot(index) else {
             return;
@@ -300,15 +313,26 @@ pub(crate) fn complete(
             slot.rewind();
         }
         if entry.is(Marks::SIGNALLED) {
-            completions.push(CompletionEntry {
-                completion: Completion::Done { id: entry.id },
-                queue_pair: index,
-                generation: slot.generation,
-                side: Side::Send,
-                frees: slot.completed,
-            });
+            tell(completions, index, slot, Completion::Done { id: entry.id });
         }
     }
+}
+
+/// The completion of the request before `completed`.
+#[inline(always)]
+pub(crate) fn tell(
+    completions: &mut CompletionQueue<'_>,
+    index: u32,
+    slot: &QueuePairSlot,
+    completion: Completion,
+) {
+    completions.push(CompletionEntry {
+        completion,
+        queue_pair: index,
+        generation: slot.generation,
+        side: Side::Send,
+        frees: slot.completed,
+    });
 }
 
 /// A registration that will not run gives its staged list back.

@@ -125,7 +125,7 @@ impl<T: Timer> Recorder<'_, T> {
     #[inline(never)]
     fn send(&mut self, wire: &mut impl Wire, port: u16, packet: &Packet) -> bool {
         // The bytes of a READ's spans are yet to come.
-        let captured = if packet.opcode == Opcode::Read {
+        let captured = if packet.opcode() == Opcode::Read {
             0
         } else {
             packet.length().min(self.most)
@@ -150,7 +150,8 @@ impl<T: Timer> Recorder<'_, T> {
         if sent {
             // The peer may be at work on them already. They stay ours to read until it says that it is done,
             // and nobody hears that before this device polls again.
-            let mut spans = Pair(packet.spans.0, packet.spans.1);
+            let (first, second) = packet.spans();
+            let mut spans = Pair(first, second);
             let mut left = captured as usize;
             while left != 0 && !full {
                 let mut chunk = Chunk::EMPTY;
@@ -255,7 +256,7 @@ struct Head {
 
 impl Head {
     fn chunk(&self, packet: &Packet) -> Chunk {
-        let [head, order, address, keys, ..] = packet.to_words();
+        let [head, order, address, keys, ..] = *packet.words();
         let words = [
             self.order,
             self.time,
@@ -292,14 +293,14 @@ impl Head {
         let said = Packet::from_words([word(3)?, word(4)?, word(5)?, word(6)?, 0, 0, 0]);
         let length = word(7)? as u32;
         let said = said.map(|packet| Said {
-            opcode: packet.opcode,
-            flags: packet.flags,
-            destination: packet.destination,
-            source: packet.source,
-            psn: packet.psn,
-            remaining: packet.remaining,
+            opcode: packet.opcode(),
+            flags: packet.flags(),
+            destination: packet.destination(),
+            source: packet.source(),
+            psn: packet.psn(),
+            remaining: packet.remaining(),
             remote: packet.remote(),
-            extra: packet.extra,
+            extra: packet.extra(),
             length,
         });
         Some((head, said))

@@ -34,14 +34,14 @@ pub struct Port<'r> {
     outbound: LapProducer<'r>,
     inbound: LapConsumer<'r>,
     /// The bytes of so many packets behind the oldest have been asked for.
-    fetched: u32,
+    fetched: u16,
 }
 
 impl Port<'_> {
     /// Sends; false when the ring is full.
     #[inline]
     fn send(&mut self, packet: &Packet) -> bool {
-        self.outbound.push(&packet.to_words())
+        self.outbound.push(packet.words())
     }
 }
 
@@ -142,7 +142,7 @@ impl Wire for Ports<'_, '_> {
 }
 
 /// Packets behind the oldest whose bytes are asked for: it takes longer until they come than one packet is served.
-const FETCHED: u32 = 3;
+const FETCHED: u16 = 3;
 
 /// How bad a [`Lossy`] wire is. Chances are out of 256.
 #[derive(Clone, Copy, Debug, Default)]

@@ -15,6 +15,8 @@ use super::objects::{Memory, access};
 pub(super) struct Chain {
     /// Linked, each with its own pieces, for the life of this.
     wrs: Array<ibv_send_wr>,
+    /// What is handed over first in place of the first request.
+    head: Option<NonNull<ibv_send_wr>>,
     /// Pointed into by `wrs`.
     pieces: Array<ibv_sge>,
     stride: usize,
@@ -35,7 +37,7 @@ pub(super) struct Chain {
 
 /// An array whose elements are pointed at for its whole life. A box would claim to be the only way to them each time that it is
 /// moved or written through, and pointers from before would be void: here all ways begin at the one pointer.
-struct Array<T>(NonNull<[T]>);
+pub(super) struct Array<T>(NonNull<[T]>);
 
 /// What the checks need to know of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
@@ -110,6 +112,7 @@ impl Chain {
         }
         Self {
             wrs,
+            head: None,
             pieces,
             stride,
             length: 0,
@@ -136,7 +139,48 @@ impl Chain {
     pub(super) fn ends(&mut self, count: usize) -> Option<(*mut ibv_send_wr, *mut ibv_send_wr)> {
         let last = count.checked_sub(1).filter(|last| *last < self.wrs.len())?;
         let first = self.wrs.first();
-        Some((first, first.wrapping_add(last)))
+        let head = self.head.map_or(first, NonNull::as_ptr);
+        Some((head, first.wrapping_add(last)))
+    }
+
+    /// What its request `at` does.
+    pub(super) fn opcode(&mut self, at: usize) -> ibv_wr_opcode {
+        self.wrs.all().get(at).map_or(0, |wr| wr.opcode)
+    }
+
+    /// Its request `at`, for one that leads to it.
+    pub(super) const fn link(&self, at: usize) -> *mut ibv_send_wr {
+        self.wrs.first().wrapping_add(at)
+    }
+
+    /// The request before `at` leads to this one, which is alive as long as that is so; none before the first, and this one is
+    /// handed over first.
+    pub(super) fn lead(&mut self, at: usize, to: *mut ibv_send_wr) {
+        match at.checked_sub(1) {
+            None => self.head = NonNull::new(to),
+            Some(before) => {
+                if let Some(wr) = self.wrs.all().get_mut(before) {
+                    wr.next = to;
+                }
+            }
+        }
+    }
+
+    /// The request before `at` leads to it again.
+    pub(super) fn unlead(&mut self, at: usize) {
+        if at == 0 {
+            self.head = None;
+        } else {
+            self.lead(at, self.link(at));
+        }
+    }
+
+    /// How many were taken, if this one was the first that was not.
+    pub(super) fn taken(&self, bad: *const ibv_send_wr) -> usize {
+        let offset = bad.addr().wrapping_sub(self.wrs.first().addr());
+        let taken = offset / size_of::<ibv_send_wr>();
+        // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
+        if taken < self.length { taken } else { 0 }
     }
 
     /// Requests that it has room for.
@@ -311,7 +355,7 @@ impl Chain {
 }
 
 impl<T: Clone + Default> Array<T> {
-    fn new(length: usize) -> Self {
+    pub(super) fn new(length: usize) -> Self {
         let all = vec![T::default(); length].into_boxed_slice();
         Self(NonNull::from(Box::leak(all)))
     }
@@ -320,7 +364,7 @@ impl<T: Clone + Default> Array<T> {
 impl<T> Array<T> {
     /// To its first element, and good for all of them until it is dropped.
     #[inline]
-    const fn first(&self) -> *mut T {
+    pub(super) const fn first(&self) -> *mut T {
         self.0.as_ptr().cast()
     }
 
@@ -330,8 +374,8 @@ impl<T> Array<T> {
     }
 
     #[inline]
-    const fn all(&mut self) -> &mut [T] {
-        // SAFETY: from a box, and dropped with this alone. Pointers of `first` are read and written through in `post` only,
+    pub(super) const fn all(&mut self) -> &mut [T] {
+        // SAFETY: from a box, and dropped with this alone. Pointers of `first` are read and written through in `hand_over` only,
         // while it borrows the chain mutably, and the library keeps none of them: not while this reference lives. It is made
         // of the pointer that they are copies of, so that it takes nothing from them.
         unsafe { self.0.as_mut() }

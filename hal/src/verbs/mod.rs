@@ -15,6 +15,7 @@
 //! | `chain` | work requests as the library wants them, checked before it sees them |
 //! | `slots` | what the driver keeps of each queue pair |
 //! | `windows` | the driver's own account of keys |
+//! | `fence` | what keeps rxe from carrying a BIND out twice |
 //! | `trap` | a request that fails for certain |
 //! | `decode` | what a completion says |
 //! | [`cm`] | connections to other nodes, over librdmacm |
@@ -43,6 +44,7 @@ mod chain;
 pub mod cm;
 mod decode;
 mod device;
+mod fence;
 mod nic;
 mod objects;
 mod probe;

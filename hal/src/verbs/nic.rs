@@ -16,6 +16,7 @@ use super::DeviceError;
 use super::chain::{Chain, Memories};
 use super::decode::{Outcome, Token, decode};
 use super::device::Device;
+use super::fence::Fences;
 use super::objects::{CompletionQueue, Domain, Memory, Window};
 use super::probe::Findings;
 use super::queue_pair::QueuePair;
@@ -54,7 +55,7 @@ pub struct Counts {
     pub spoiled: u64,
     /// Chains that the device took in part.
     pub cut: u64,
-    /// Completions of queue pairs that are gone.
+    /// Completions of queue pairs that are gone, and of fences that were flushed.
     pub strangers: u64,
     /// Completions of requests that were not outstanding: a `wr_id` twice, or one that was never posted. Each puts its
     /// queue pair in error.
@@ -75,6 +76,7 @@ pub struct Verbs {
     invalidated: u32,
     limits: Limits,
     pub(super) counts: Counts,
+    pub(super) fences: Fences,
 }
 
 impl Verbs {
@@ -124,6 +126,11 @@ impl Verbs {
             invalidated: quirks.invalidated_flag(),
             limits,
             counts: Counts::default(),
+            fences: if quirks.contains(Quirks::BIND_IS_REPLAYED) {
+                Fences::new(pairs, limits.send_wr as usize)
+            } else {
+                Fences::new(0, 0)
+            },
         }
     }
 
@@ -273,7 +280,7 @@ impl Nic for Verbs {
     }
 
     /// It must report to this core's completion queue.
-    fn adopt(&mut self, qp: QueuePair) -> Result<Qp, QueuePair> {
+    fn adopt(&mut self, mut qp: QueuePair) -> Result<Qp, QueuePair> {
         let fits = qp.send_depth <= self.limits.send_wr
             && qp.recv_depth <= self.limits.recv_wr
             && qp.max_sge <= self.limits.max_sge
@@ -285,6 +292,7 @@ impl Nic for Verbs {
         let (Some(slot), Ok(place)) = (self.slots.get_mut(at), u16::try_from(at)) else {
             return Err(qp);
         };
+        slot.fenced = self.fences.adopt(at, &mut qp);
         slot.adopt(place, qp);
         Ok(Qp(place.into()))
     }

@@ -20,6 +20,7 @@ use rdma_core_sys::types::{
 };
 
 use super::device::Device;
+use super::quirks::Quirks;
 use super::raw::{Cq, Mr, Mw, Pd, RawQp};
 use super::{DeviceError, last_error};
 use crate::arena::{Arena, limits};
@@ -66,6 +67,8 @@ pub struct Window {
 pub struct CompletionQueue {
     pub(super) raw: Arc<Cq>,
     pub(super) cqe: u32,
+    /// It has room for the fences of its queue pairs.
+    pub(super) fenced: bool,
     refusal: Option<Refusal>,
 }
 
@@ -312,6 +315,16 @@ impl Window {
         self.raw.pd.id()
     }
 
+    /// Another one of the same protection domain, free.
+    pub(super) fn another(&self) -> io::Result<Self> {
+        // SAFETY: the domain is alive.
+        let raw = unsafe { ibv_alloc_mw(self.raw.pd.raw, IBV_MW_TYPE_2) };
+        if raw.is_null() {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Self::of(raw, Arc::clone(&self.raw.pd)))
+    }
+
     /// It may still be bound, and is freed before these are.
     pub(super) fn hold(&mut self, qp: Arc<RawQp>, memory: Arc<Mr>) {
         self.bound = Some((qp, memory));
@@ -373,6 +386,7 @@ impl CompletionQueue {
         Self {
             raw,
             cqe,
+            fenced: true,
             refusal: None,
         }
     }
@@ -393,6 +407,11 @@ impl CompletionQueue {
                 device: device.name().to_owned(),
             });
         }
+        // In an error each request of the driver's own completes, too, and those are two for one at most.
+        let wanted = entries.saturating_mul(3);
+        let fences = device.quirks().contains(Quirks::BIND_IS_REPLAYED);
+        let fenced = fences && wanted <= most;
+        let entries = if fenced { wanted } else { entries };
         let entries = c_int::try_from(entries).unwrap_or(c_int::MAX);
         let channel = if notify {
             // SAFETY: the context is open.
@@ -437,7 +456,12 @@ impl CompletionQueue {
             context: Arc::clone(context),
         });
         device.watch(&raw);
-        Ok(Self { raw, cqe, refusal })
+        Ok(Self {
+            raw,
+            cqe,
+            fenced,
+            refusal,
+        })
     }
 
     /// One that a single thread polls; null where the provider refuses the flag or the parent domain.

@@ -13,6 +13,7 @@ use rdma_core_sys::types::{
 };
 
 use super::device::{Device, Gid};
+use super::fence::Post;
 use super::objects::{CompletionQueue, Domain, access};
 use super::raw::RawQp;
 use super::{DeviceError, last_error};
@@ -65,6 +66,8 @@ pub struct Path {
 /// A queue pair (RC).
 #[derive(Debug)]
 pub struct QueuePair {
+    /// Freed before what it may be bound to.
+    pub(super) post: Option<Post>,
     pub(super) raw: Arc<RawQp>,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
@@ -114,17 +117,27 @@ impl QueuePair {
             }
         }
         // A provider that cannot inline as much refuses the queue pair.
-        let mut raw = Self::create(domain, cq, shape, shape.inline);
+        let most = u32::try_from(attr.max_qp_wr).unwrap_or(0);
+        let deep = shape.send_depth.saturating_mul(3);
+        let fenced = cq.fenced && device.offers_windows() && deep <= most;
+        let room = Shape {
+            send_depth: if fenced { deep } else { shape.send_depth },
+            ..shape
+        };
+        let mut raw = Self::create(domain, cq, room, shape.inline);
         if raw.is_err() && shape.inline > 0 {
-            raw = Self::create(domain, cq, shape, 0);
+            raw = Self::create(domain, cq, room, 0);
         }
         let (raw, cap) = raw?;
+        let raw = Arc::new(RawQp {
+            raw,
+            pd: Arc::clone(&domain.queues),
+            cq: Arc::clone(&cq.raw),
+        });
         Ok(Self {
-            raw: Arc::new(RawQp {
-                raw,
-                pd: Arc::clone(&domain.queues),
-                cq: Arc::clone(&cq.raw),
-            }),
+            // Without one it works until a packet is lost.
+            post: fenced.then(|| Post::new(domain).ok()).flatten(),
+            raw,
             send_depth: shape.send_depth,
             recv_depth: shape.recv_depth,
             max_sge: shape.max_sge,
@@ -222,7 +235,15 @@ impl QueuePair {
             qp_state: IBV_QPS_RESET,
             ..Default::default()
         };
-        self.modify(device, &mut attr, IBV_QP_STATE)
+        self.modify(device, &mut attr, IBV_QP_STATE)?;
+        if let Some(post) = &mut self.post {
+            post.renew().map_err(|source| DeviceError::Call {
+                what: "ibv_alloc_mw",
+                device: device.name().to_owned(),
+                source,
+            })?;
+        }
+        Ok(())
     }
 
     /// `ibv_modify_qp(3)`: for attributes that a connection manager makes (`rdma_init_qp_attr(3)`).

@@ -28,6 +28,9 @@ bitflags::bitflags! {
         const LATE_RECEIVE_IS_LOST = 1 << 7;
         /// Seven retries, the most that there are, mean for ever (rxe `rxe_completer`).
         const SEVEN_RETRIES_ARE_FOREVER = 1 << 8;
+        /// Where a packet was lost, a BIND behind it that is done is carried out again, and fails; then the queue pair takes in
+        /// no acknowledgement any more (rxe `req_retry`).
+        const BIND_IS_REPLAYED = 1 << 9;
     }
 }
 

@@ -1,6 +1,6 @@
 //! The send side of the contract: requests into the open chain, and the chain to the device.
 
-use core::ptr::null_mut;
+use core::ptr::{null, null_mut};
 
 use o2poll_dataplane::nic::{Qp, RKey, Rejected, Remote, Rights, Sge, Status, WrId};
 use rdma_core_sys::inline::ibv_post_send;
@@ -318,6 +318,7 @@ impl Verbs {
         let Self {
             slots,
             chain,
+            fences,
             counts,
             ..
         } = self;
@@ -331,7 +332,11 @@ impl Verbs {
         if slot.failed {
             return self.ring_in_vain(qp);
         }
-        let taken = post(chain, counts, slot.raw);
+        let taken = if slot.fenced {
+            fences.post(qp.0 as usize, chain, counts, slot)
+        } else {
+            post(chain, counts, slot.raw)
+        };
         if taken < count || chain.poisoned || chain.refused {
             return self.taken_in_part(qp, taken);
         }
@@ -421,34 +426,46 @@ impl Verbs {
 
 /// Hands the chain over: how many of its requests were taken. The queue pair is alive.
 #[inline]
-fn post(chain: &mut Chain, counts: &mut Counts, raw: *mut ibv_qp) -> usize {
+pub(super) fn post(chain: &mut Chain, counts: &mut Counts, raw: *mut ibv_qp) -> usize {
+    match hand_over(chain, counts, raw) {
+        Ok(()) => chain.length,
+        Err(bad) => chain.taken(bad),
+    }
+}
+
+/// Hands the chain over, or says which request was the first that was not taken. The queue pair is alive.
+#[inline]
+pub(super) fn hand_over(
+    chain: &mut Chain,
+    counts: &mut Counts,
+    raw: *mut ibv_qp,
+) -> Result<(), *const ibv_send_wr> {
     counts.doorbells = counts.doorbells.wrapping_add(1);
-    let count = chain.length;
-    let Some((first, last)) = chain.ends(count) else {
-        return 0;
+    let Some((first, last)) = chain.ends(chain.length) else {
+        return Err(null());
     };
     let mut bad: *mut ibv_send_wr = null_mut();
     // The chain is borrowed mutably, so that no reference to one of its requests or to a piece is alive. `first`, `next` and
     // `sg_list` are copies of the pointers that the chain writes through itself (`Array`), so that no write since has made them
-    // void. Each `next` is the request behind it, hence the first leads to the last, and with the link after that one taken out
-    // they end in null; `num_sge` is at most the pieces that were written at `sg_list`. The library reads them, writes none, and
-    // keeps no pointer when it returns (`ibv_post_send(3)`).
-    // SAFETY: `first` and `last` are requests of the chain, `first` leads to `last` and no further, and nothing else refers to them.
-    // The queue pair is held by its slot, and the requests name memory and windows that the device value holds.
+    // void. Each `next` is the request behind it, or a fence that leads to it, of an array of the same kind that is borrowed as
+    // well; hence the first leads to the last, and with the link after that one taken out they end in null; `num_sge` is at most
+    // the pieces that were written at `sg_list`. The library reads them, writes none, and keeps no pointer when it returns
+    // (`ibv_post_send(3)`).
+    // SAFETY: `first` and `last` are requests of the chain or fences before them, `first` leads to `last` and no further, and
+    // nothing else refers to them. The queue pair is held by its slot, and the requests name memory and windows that the device
+    // value or the queue pair holds.
     let failed = unsafe {
         let next = core::mem::replace(&mut (*last).next, null_mut());
         let failed = ibv_post_send(raw, first, &mut bad);
         (*last).next = next;
         failed
     };
+    // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
     if failed == 0 || bad.is_null() {
-        // Without a request to blame all of them are in the queue, and only the kick failed (rxe).
-        return count;
+        Ok(())
+    } else {
+        Err(bad)
     }
-    let offset = bad.addr().wrapping_sub(first.addr());
-    let taken = offset / size_of::<ibv_send_wr>();
-    // A pointer that is none of ours blames nobody: then it is safer to hold that none was taken.
-    if taken < count { taken } else { 0 }
 }
 
 #[inline]

@@ -28,6 +28,8 @@ pub(super) struct Slot {
     pub(super) failed: bool,
     /// A request came while the chain of another queue pair was open: its next doorbell tells.
     pub(super) stray: bool,
+    /// Its chains go to the device with fences in them ([`fence`](super::fence)).
+    pub(super) fenced: bool,
     pub(super) send_depth: u32,
     pub(super) recv_depth: u32,
     /// Next position of the send queue.
@@ -78,6 +80,7 @@ impl Slot {
             generation: 0,
             failed: false,
             stray: false,
+            fenced: false,
             send_depth: 0,
             recv_depth: 0,
             tail: 0,

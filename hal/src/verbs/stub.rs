@@ -162,6 +162,7 @@ impl Stub {
             ..Default::default()
         }));
         QueuePair {
+            post: None,
             raw: Arc::new(RawQp {
                 raw,
                 pd: Arc::clone(&self.pd),

@@ -8,7 +8,7 @@ says() {
 say "the port goes down and comes back; rxe speaks to itself meanwhile"
 node_file 20 30
 start_target target.port
-initiator >"$DIR/initiator.port" 2>&1 &
+initiator 100 initiator.port >"$DIR/initiator.port" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.port" || { cat "$DIR/initiator.port"; fail "no workload"; }
 ip link set v1 down
@@ -28,7 +28,7 @@ done
 say "the device is taken away"
 node_file 60 10
 start_target target.removed
-initiator >"$DIR/initiator.removed" 2>&1 &
+initiator 100 initiator.removed >"$DIR/initiator.removed" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.removed" || { cat "$DIR/initiator.removed"; fail "no workload"; }
 sleep 1
@@ -46,6 +46,9 @@ for who in target initiator; do
 done
 # What was under way ends with its data, or says why not.
 says '^FAILED: .* the first: \|^interrupted: ' "$DIR/initiator.removed"
+
+account target.port initiator.port / '?'
+account target.removed initiator.removed
 
 say "it is back"
 soft_roce v0

@@ -9,7 +9,7 @@ kill -KILL "$TARGET"
 gone_within "$TARGET" 5 || fail "the killed target is there after 5 s"
 say "it is gone; now one at work"
 start_target target.1
-initiator 100 >"$DIR/initiator.1" 2>&1 &
+initiator 100 initiator.1 >"$DIR/initiator.1" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.1" || fail "the workload does not begin"
 sleep 2
@@ -26,7 +26,7 @@ grep -q '^10.9.0.2@o2ib .* nothing$' "$DIR/initiator.1" || fail "it has somethin
 
 say "another life of the target; now the initiator is killed"
 start_target target.2
-initiator 100 >"$DIR/initiator.2" 2>&1 &
+initiator 100 initiator.2 >"$DIR/initiator.2" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.2" || { cat "$DIR/initiator.2"; fail "no workload"; }
 sleep 2
@@ -40,9 +40,11 @@ until_true 60 grep -q 'the connection with 10.9.0.2@o2ib has ended' "$DIR/target
 say "the same target serves the next one"
 ping_target
 node_file 2 10
-initiator | tee "$DIR/initiator.3" || fail "the third initiator ends with status $?"
+initiator 100 initiator.3 | tee "$DIR/initiator.3" || fail "the third initiator ends with status $?"
 stop_target target.2
 cat "$DIR/target.2"
+account - initiator.1
+account target.2 initiator.3 / '?'
 after=$(resources)
 say "before: $before; after: $after"
 [ "$before" = "$after" ] || fail "the kernel still holds something"

@@ -108,6 +108,12 @@ two_guests() {
     await b-is-up 120
 }
 
+# set_cable off|on: the host pulls this guest's cable, or plugs it in again: CARD has no carrier, and frames are gone either way.
+set_cable() {
+    echo "$1" >"$DIR/$GUEST.cable"
+    until_true 30 grep -qx "$1" "$DIR/$GUEST.cable.is" || fail "the host does not set the cable $1"
+}
+
 # Captures RoCE on CARD until capture_stop, which leaves DIR/wire.pcap. It is written to memory first: the shared
 # folder is too slow, and frames would be missing.
 capture_start() {
@@ -162,9 +168,9 @@ verify = ${4:-true}
 END
 }
 
-# Starts the node that exports; its process is TARGET, its output DIR/NAME.
+# Starts the node that exports; its process is TARGET, its output DIR/NAME, its report DIR/NAME.json.
 start_target() {
-    "$O2POLL" run "$FILE" --node 10.9.0.1@o2ib -v >"$DIR/$1" 2>&1 &
+    "$O2POLL" run "$FILE" --node 10.9.0.1@o2ib -v --json "$DIR/$1.json" >"$DIR/$1" 2>&1 &
     TARGET=$!
     until_true 60 grep -q ready "$DIR/$1" || { cat "$DIR/$1"; fail "the target does not listen"; }
 }
@@ -175,8 +181,16 @@ stop_target() {
     wait "$TARGET" || { cat "$DIR/$1"; fail "the target ends with status $?"; }
 }
 
+# initiator SECONDS NAME: in the foreground, for so long at most; its report is DIR/NAME.json.
 initiator() {
-    timeout "${1:-100}" "$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v
+    timeout "${1:-100}" "$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v ${2:+--json "$DIR/$2.json"}
+}
+
+# account TARGET INITIATOR... [/ INITIATOR...]: has the host hold the reports of these against each other. Each transfer of an
+# initiator must have ended once, and TARGET must have served those that ended well and no more than were asked for. Behind the
+# slash: who has had to do with other lives of the target as well, or ? for others without a report. - for TARGET: it has none.
+account() {
+    echo "$*" >>"$DIR/accounts"
 }
 
 ping_target() {

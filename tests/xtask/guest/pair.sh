@@ -24,9 +24,10 @@ for length in 1 3976 3977 4097 65537 1048576 1048577; do
     cmp part.bin back.bin || fail "$length bytes come back changed"
 done
 say "the job"
-initiator | tee "$DIR/initiator" || fail "the initiator ends with status $?"
+initiator 100 initiator | tee "$DIR/initiator" || fail "the initiator ends with status $?"
 [ "$(grep -c '^sha-256 .*: ok' "$DIR/initiator")" -eq 2 ] || fail "not both digests are right"
 stop_target target
+account target initiator / '?'
 after=$(resources)
 say "before: $before; after: $after"
 [ "$before" = "$after" ] || fail "the kernel still holds something"

@@ -7,7 +7,7 @@ use o2poll_dataplane::nic::{Nic, Rights, SendWr, Status, WrId};
 
 use super::pair::{End, Hoard, LIMITS};
 use crate::conformance::{done, failed, received};
-use crate::packet::{Flags, Opcode, Packet};
+use crate::packet::{Body, Flags, Opcode, Packet, Route};
 use crate::{Memory, Profile, QueuePair, Wire};
 
 #[derive(Default)]
@@ -56,6 +56,23 @@ fn play(end: &mut End<Script>, packets: &[Packet]) -> Vec<Opcode> {
 
 fn says(opcode: Opcode, psn: u32) -> Packet {
     Packet::bare(opcode, 1, 2, psn)
+}
+
+/// A SEND of queue pair 2.
+fn request(flags: Flags, remaining: u32, span: crate::Span) -> Packet {
+    let body = body(0, remaining, span);
+    Packet::request(Opcode::Send, flags, Route::new(1, 2), &body)
+}
+
+fn body(psn: u32, remaining: u32, span: crate::Span) -> Body {
+    Body {
+        psn,
+        remaining,
+        address: 0,
+        rkey: 0,
+        extra: 0,
+        spans: (span, crate::Span::EMPTY),
+    }
 }
 
 fn send(end: &mut End<Script>, id: u64) {
@@ -116,11 +133,7 @@ fn a_late_acknowledgement_overtakes_the_second_try() {
 
 #[test]
 fn a_message_that_makes_no_sense_is_refused() {
-    let part = |flags, remaining| Packet {
-        flags,
-        remaining,
-        ..says(Opcode::Send, 0)
-    };
+    let part = |flags, remaining| request(flags, remaining, crate::Span::EMPTY);
     let nonsense = [
         part(Flags::LAST, 0),
         part(Flags::FIRST | Flags::LAST, 1),
@@ -154,10 +167,9 @@ fn somebody_elses_packets_are_turned_away() {
     end.post(1, 0, 64);
     send(&mut end, 2);
     end.soft.wire().sent.clear();
-    let flags = Flags::FIRST | Flags::LAST;
-    let from = |opcode, destination, source| Packet {
-        flags,
-        ..Packet::bare(opcode, destination, source, 1)
+    let from = |opcode, destination, source| {
+        let route = Route::new(destination, source);
+        Packet::request(opcode, Flags::WHOLE, route, &body(1, 0, crate::Span::EMPTY))
     };
     let foreign = [
         from(Opcode::Send, 1, 3),
@@ -215,15 +227,8 @@ fn memory_that_is_only_read_is_never_written() {
     let buffer = o2poll_dataplane::nic::Sge { lkey, ..piece };
     end.soft.receive(into, WrId(1), buffer).unwrap();
     let source = end.arena.sge(0, 8);
-    let packet = Packet {
-        flags: Flags::FIRST | Flags::LAST,
-        remaining: 8,
-        spans: (
-            crate::Span::of_packet(source.address, 8),
-            crate::Span::EMPTY,
-        ),
-        ..says(Opcode::Send, 0)
-    };
+    let span = crate::Span::of_packet(source.address, 8);
+    let packet = request(Flags::WHOLE, 8, span);
     assert_eq!(play(&mut end, &[packet]), [Opcode::RefusedOperation]);
     assert_eq!(end.take(), [failed(1, Status::LocalProtection)]);
 }
@@ -261,4 +266,43 @@ fn a_flushed_registration_gives_its_place_back() {
     end.soft.doorbell(next).unwrap();
     end.step();
     assert_eq!(end.take(), [done(3), done(5)]);
+}
+
+/// Whichever was set first, and also where one is set while the device looks at the others'.
+#[test]
+fn timers_of_all_queue_pairs_run_out_in_their_time() {
+    const TIMEOUT: u32 = 40;
+    const BEGINS: [u32; 6] = [0, 7, 41, 44, 300, 1000];
+    let mut hoard = Hoard::default();
+    let mut profile = Profile::frwr();
+    profile.ack_timeout = TIMEOUT;
+    let pair = |number| QueuePair::new(number, 0, number + 100, 8, 8);
+    let mut end = End::new(&mut hoard, profile, LIMITS, Script::default(), pair(1));
+    let others: Vec<_> = (2..=6)
+        .map(|number| end.soft.adopt(pair(number)).unwrap())
+        .collect();
+    let all: Vec<_> = core::iter::once(end.qp).chain(others).collect();
+    let mut ends = [None; BEGINS.len()];
+    for poll in 0..2000 {
+        for ((qp, begin), id) in all.iter().zip(BEGINS).zip(0..) {
+            if begin == poll {
+                end.qp = *qp;
+                send(&mut end, id);
+            }
+        }
+        end.step();
+        for (id, over) in (0..).zip(&mut ends) {
+            let gone = failed(id, Status::RetryExceeded);
+            if end.seen.contains(&gone) && over.is_none() {
+                *over = Some(poll);
+            }
+        }
+    }
+    // The first try and seven more, and for each a round over all queue pairs, or two.
+    let least = 8 * TIMEOUT;
+    let most = 8 * (TIMEOUT + 2 * 6);
+    for (begin, over) in BEGINS.iter().zip(ends) {
+        let took = over.unwrap() - begin;
+        assert!((least..=most).contains(&took), "{took} polls");
+    }
 }

@@ -12,20 +12,17 @@ use crate::verbs::{DeviceError, QueuePair, Shape};
 impl Manager {
     pub(super) fn connect(&mut self, id: Id) {
         let known = self.ends.get(&id).map(|end| end.peer);
-        let known = known.and_then(|peer| self.remembered.get(&peer));
+        let known = known.and_then(|peer| self.remembered.get(peer));
         let wanted = known.map_or(u16::MAX, |known| known.queue_depth.min(known.held_depth));
         let wanted = wanted.min(self.settings.local.queue_depth);
         let connected = self.take_queue_pair(id, wanted).and_then(|held| {
             let end = self.ends.get_mut(&id).ok_or(Failure::Closed)?;
             if held < wanted {
-                self.remembered
-                    .entry(end.peer)
-                    .or_default()
-                    .lower_depth(held);
+                self.remembered.entry(end.peer).lower_depth(held);
                 self.log
                     .push(lowered(self.settings.local.nid, wanted, end.peer, held));
             }
-            let remembered = self.remembered.entry(end.peer).or_default();
+            let remembered = self.remembered.entry(end.peer);
             let asked = request(&self.settings.local, remembered, end.peer);
             end.request = Some(asked);
             let parameters = Parameters {
@@ -79,21 +76,29 @@ impl Manager {
     }
 
     pub(super) fn answer(&mut self, id: Id, private_data: &[u8]) {
-        let Some(end) = self.ends.get_mut(&id) else {
-            return;
-        };
-        let port = end.cm.peer_port();
         let Self {
+            ends,
+            dials,
             remembered,
             settings,
             ..
         } = self;
+        let Some(end) = ends.get(&id) else {
+            return;
+        };
+        let port = end.cm.peer_port();
+        let in_use = || {
+            let dialled = dials.iter().flatten().map(|(nid, _)| *nid);
+            ends.values().map(|end| end.peer).chain(dialled).collect()
+        };
         let mut asker = None;
         let answer = answer(private_data, Some(port), &settings.local, |nid| {
             asker = Some(nid);
-            let full = remembered.len() >= MOST_PEERS && !remembered.contains_key(&nid);
-            (!full).then(|| remembered.entry(nid).or_default())
+            remembered.asker(nid, in_use)
         });
+        let Some(end) = ends.get_mut(&id) else {
+            return;
+        };
         if let Some(nid) = asker {
             end.peer = nid;
         }
@@ -140,7 +145,7 @@ impl Manager {
             return;
         };
         let Some(asked) = end.request else { return };
-        let remembered = self.remembered.entry(asked.peer).or_default();
+        let remembered = self.remembered.entry(asked.peer);
         match accepted(private_data, &asked, &self.settings.local, remembered) {
             Ok(terms) => {
                 end.terms = Some(terms);
@@ -193,7 +198,7 @@ impl Manager {
     /// LU-10213, LU-12901).
     fn refuse_depth(&mut self, id: Id, terms: &Terms, held: u16) {
         let local = self.settings.local;
-        let remembered = self.remembered.entry(terms.peer).or_default();
+        let remembered = self.remembered.entry(terms.peer);
         remembered.lower_depth(held);
         let record = too_deep(terms.version, &local, remembered);
         self.log
@@ -243,7 +248,7 @@ impl Manager {
         };
         let Some(request) = &end.request else { return };
         let reason = u16::try_from(happening.status).unwrap_or(0);
-        let remembered = self.remembered.entry(request.peer).or_default();
+        let remembered = self.remembered.entry(request.peer);
         let local = &self.settings.local;
         let next = rejected(reason, &happening.private_data, request, local, remembered);
         self.log.push(format!(
@@ -328,6 +333,3 @@ fn lowered(node: Nid, wanted: u16, peer: Nid, held: u16) -> String {
         "{node}: its device holds no queue pair of depth {wanted} for {peer}: {held} from now on"
     )
 }
-
-/// Nodes that are remembered: what asks in the name of more is refused.
-const MOST_PEERS: usize = 65536;

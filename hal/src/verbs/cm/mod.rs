@@ -22,6 +22,7 @@
 //! ```
 
 mod handshake;
+mod known;
 mod model;
 mod raw;
 #[cfg(test)]
@@ -36,11 +37,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use o2poll_dataplane::peer::table::{End, Event, State, Step, step};
-use o2poll_dataplane::peer::{Next, REPLY_BYTES, Remembered, Request, Terms};
+use o2poll_dataplane::peer::{Next, REPLY_BYTES, Request, Terms};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::wire::Nid;
 
 use self::handshake::depth_of;
+use self::known::Known;
 pub use self::model::{CmError, Dial, Effect, Ending, Failure, Settings};
 use self::raw::{Channel, Happening, Id as CmId, Parameters};
 use super::{CompletionQueue, Device, Domain, QueuePair};
@@ -90,7 +92,7 @@ pub struct Manager {
     listener: Option<CmId>,
     ends: HashMap<Id, Endpoint>,
     keys: HashMap<usize, Id>,
-    remembered: HashMap<Nid, Remembered>,
+    remembered: Known,
     dials: Vec<Option<(Nid, Dial)>>,
     effects: Vec<Effect>,
     log: Vec<String>,
@@ -135,7 +137,7 @@ impl Manager {
             listener: None,
             ends: HashMap::new(),
             keys: HashMap::new(),
-            remembered: HashMap::new(),
+            remembered: Known::default(),
             dials: Vec::new(),
             effects: Vec::new(),
             log: Vec::new(),
@@ -613,11 +615,8 @@ impl Manager {
                 core.spare.push_back(qp);
             }
         }
-        if !self.ends.values().any(|end| end.peer == peer)
-            && let Some(remembered) = self.remembered.get_mut(&peer)
-            && next.is_none()
-        {
-            remembered.forget_life();
+        if next.is_none() && !self.ends.values().any(|end| end.peer == peer) {
+            self.remembered.gone(peer);
         }
         let Some(Some((_, state))) = dial.and_then(|dial| self.dials.get_mut(dial)) else {
             return;

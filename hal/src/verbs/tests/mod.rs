@@ -2,6 +2,7 @@
 
 mod breaches;
 mod device;
+mod fences;
 mod keys;
 mod requests;
 

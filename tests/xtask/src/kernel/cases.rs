@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
+use super::accounts;
 use super::calls;
 use super::guest::Script;
 use crate::command::run;
@@ -79,6 +80,19 @@ pub(crate) const CASES: &[Case] = &[
     },
     Case {
         script: Script {
+            name: "transfers",
+            text: include_str!("../../guest/transfers.sh"),
+            guests: 1,
+            limit: Duration::from_secs(600),
+        },
+        says: "the transfer tests hold on rxe0: the bodies that run on the software device, and the same model beside them",
+        routine: true,
+        programs: &[&TRANSFERS],
+        tshark: false,
+        judge: transfers,
+    },
+    Case {
+        script: Script {
             name: "pair",
             text: include_str!("../../guest/pair.sh"),
             guests: 1,
@@ -88,7 +102,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -97,11 +111,11 @@ pub(crate) const CASES: &[Case] = &[
             guests: 1,
             limit: Duration::from_secs(600),
         },
-        says: "a killed process is gone within 5 s, its peer names what happened, and a target serves the next one",
+        says: "a killed process is gone within 5 s, each transfer of its peer ends once, and a target serves the next one",
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -114,7 +128,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -149,12 +163,12 @@ pub(crate) const CASES: &[Case] = &[
             guests: 2,
             limit: Duration::from_secs(600),
         },
-        says: "a cable that is cut for 5 s or for longer, or a peer that restarts, costs at most transfers, which end with an \
-               error that has a name; data flows again between the same processes, and no key is left over",
+        says: "a cable that is cut for 5 s or for longer, or a peer that restarts, costs at most transfers; each \
+               ends once, with its data or an error that has a name, data flows again between the same processes, and no key is left over",
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -180,7 +194,7 @@ pub(crate) const CASES: &[Case] = &[
         routine: true,
         programs: &[&O2POLL],
         tshark: false,
-        judge: output,
+        judge: accounted,
     },
     Case {
         script: Script {
@@ -206,7 +220,7 @@ pub(crate) struct Program {
     pub(crate) arguments: &'static [&'static str],
 }
 
-pub(crate) const PROGRAMS: &[&Program] = &[&O2POLL, &CONFORMANCE, &CYCLES, &BENCH];
+pub(crate) const PROGRAMS: &[&Program] = &[&O2POLL, &CONFORMANCE, &TRANSFERS, &CYCLES, &BENCH];
 
 const O2POLL: Program = Program {
     variable: "O2POLL",
@@ -221,6 +235,18 @@ const CONFORMANCE: Program = Program {
         "--package=o2poll-hal",
         "--features=verbs",
         "--test=verbs_conformance",
+    ],
+};
+
+const TRANSFERS: Program = Program {
+    variable: "TRANSFERS",
+    arguments: &[
+        "test",
+        "--no-run",
+        "--package=o2poll-tests",
+        // So that the program is the one that other cases have.
+        "--features=verbs,o2poll/verbs",
+        "--test=transfers",
     ],
 };
 
@@ -251,6 +277,17 @@ fn output(_: &Workspace, folder: &Path) -> Result<String> {
         .map_or_else(String::new, |(_, remark)| remark.to_owned()))
 }
 
+/// As [`output`]; and the reports of both sides say that each transfer has ended once.
+fn accounted(workspace: &Workspace, folder: &Path) -> Result<String> {
+    let remark = output(workspace, folder)?;
+    let accounts = accounts::judge(folder)?;
+    Ok(if remark.is_empty() {
+        accounts
+    } else {
+        format!("{remark}; {accounts}")
+    })
+}
+
 fn conformance(_: &Workspace, folder: &Path) -> Result<String> {
     let text = fs::read_to_string(folder.join("a.output"))?;
     let passed = crate::rust_tests::passed(&text).unwrap_or(0);
@@ -260,6 +297,30 @@ fn conformance(_: &Workspace, folder: &Path) -> Result<String> {
         "tests say that they were not run"
     );
     Ok(format!("{passed} tests"))
+}
+
+/// Each test that the program has for a device was run, and what is left out is named.
+fn transfers(_: &Workspace, folder: &Path) -> Result<String> {
+    ran_all(&fs::read_to_string(folder.join("a.output"))?)
+}
+
+/// Of the output of `transfers.sh`.
+fn ran_all(text: &str) -> Result<String> {
+    let listed = text.lines().filter(|line| line.ends_with(": test")).count() as u64;
+    let passed = crate::rust_tests::passed(text).unwrap_or(0);
+    ensure!(listed > 0, "the program has no test for a device");
+    ensure!(
+        passed == listed,
+        "{passed} tests have passed, and the program has {listed}"
+    );
+    ensure!(
+        !text.contains("not run:"),
+        "tests say that they were not run"
+    );
+    let left_out = text.lines().filter(|line| line.starts_with("left out on"));
+    let left_out = left_out.count();
+    ensure!(left_out > 0, "nothing says what is left out");
+    Ok(format!("{passed} tests; left out by name: {left_out}"))
 }
 
 /// What both nodes say, as Wireshark's dissector of LNet reads it: the handshake, every kind of message that the job needs,
@@ -426,3 +487,26 @@ const INITIATOR: &str = "10.9.0.2";
 const SEND_ONLY: &str = "4";
 const WRITE_FIRST: &str = "6";
 const WRITE_ONLY: &str = "10";
+
+#[cfg(test)]
+mod tests {
+    use super::ran_all;
+
+    #[test]
+    fn a_transfer_test_that_was_not_run_is_missed() {
+        let listed = "rxe::one: test\nrxe::two: test\n\n2 tests, 0 benchmarks\n";
+        let said = "left out on rxe0: this: that\n";
+        let result = |passed: u32| format!("test result: ok. {passed} passed; 0 failed\n");
+        assert!(ran_all(&format!("{listed}{said}{}", result(2))).is_ok());
+        for text in [
+            format!("{listed}{said}{}", result(1)),
+            format!("{listed}{}", result(2)),
+            format!("{said}{}", result(2)),
+            format!("{listed}not run: no device\n{said}{}", result(2)),
+            format!("{listed}{said}"),
+            String::new(),
+        ] {
+            assert!(ran_all(&text).is_err(), "{text}");
+        }
+    }
+}

@@ -16,6 +16,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 
+use super::cable::{Cable, NETDEV};
 use super::image::Image;
 use crate::workspace::Workspace;
 
@@ -148,12 +149,16 @@ impl<'s> Run<'s> {
         // A socket's path has at most 107 bytes, so it is not in the folder.
         let wire = env::temp_dir().join(format!("wire-{}", self.number));
         let mut children = Vec::new();
+        let mut cables = Vec::new();
         for guest in self.guests() {
             if guest != 'a' {
                 // Only who has a listener can be dialed.
                 await_file(&wire);
             }
-            match self.spawn(image, guest, &wire) {
+            let monitor = env::temp_dir().join(format!("monitor-{}-{guest}", self.number));
+            let spawned = self.spawn(image, guest, &wire, &monitor);
+            cables.push(Cable::new(self.folder, guest, monitor));
+            match spawned {
                 Ok(child) => children.push(child),
                 Err(error) => {
                     children.iter_mut().for_each(kill);
@@ -184,6 +189,12 @@ impl<'s> Run<'s> {
             if late {
                 break false;
             }
+            for cable in &mut cables {
+                // The guest waits for it, and tells when it waits in vain.
+                if let Err(error) = cable.look() {
+                    eprintln!("{}: {error:#}", self.script.name);
+                }
+            }
             thread::sleep(Duration::from_millis(50));
         };
         if !ended {
@@ -193,7 +204,7 @@ impl<'s> Run<'s> {
         Ok(self.guests().map(|guest| self.end(guest)).collect())
     }
 
-    fn spawn(&self, image: &Image, guest: char, wire: &Path) -> Result<Child> {
+    fn spawn(&self, image: &Image, guest: char, wire: &Path, monitor: &Path) -> Result<Child> {
         let console = File::create(self.file(guest, "console"))?;
         let mut command = image.vng();
         command.arg("--run").arg(&image.vmlinuz);
@@ -213,7 +224,8 @@ impl<'s> Run<'s> {
         command.arg(format!("--rwdir={}", self.folder.display()));
         command.arg("--exec").arg(self.file(guest, "sh"));
         if self.script.guests > 1 {
-            command.arg(format!("--qemu-opts={}", card(guest, wire)));
+            let monitor = Cable::options(monitor);
+            command.arg(format!("--qemu-opts={} {monitor}", card(guest, wire)));
         }
         command
             .current_dir(self.folder)
@@ -303,8 +315,8 @@ fn card(guest: char, wire: &Path) -> String {
     let wire = wire.display();
     let last = u32::from(guest) & 0xff;
     format!(
-        "-netdev stream,id=n0,server={server},addr.type=unix,addr.path={wire} \
-         -device virtio-net-pci,netdev=n0,mac=52:54:00:00:00:{last:02x}"
+        "-netdev stream,id={NETDEV},server={server},addr.type=unix,addr.path={wire} \
+         -device virtio-net-pci,netdev={NETDEV},mac=52:54:00:00:00:{last:02x}"
     )
 }
 

@@ -3,6 +3,8 @@
 //! A [`Case`] is a shell script that one guest, or two on one wire, run over the host's root file system, which they
 //! see read-only. What a case left in its folder is judged here, on the host.
 
+mod accounts;
+mod cable;
 mod calls;
 mod cases;
 mod guest;

@@ -2,13 +2,14 @@
 
 use o2poll_dataplane::endpoint::{Operation, Submission, Token};
 use o2poll_dataplane::nic::Status;
-use o2poll_dataplane::poller::Order;
+use o2poll_dataplane::poller::{Order, Shape};
 use o2poll_dataplane::pool::Handle;
 use o2poll_dataplane::time::Ticks;
 use o2poll_soft::{Profile, Weather};
 use o2poll_tests::lend::alone;
-use o2poll_tests::{Cut, Job, Jobs, Setup, World};
+use o2poll_tests::{Backend, Cut, Job, Jobs, Setup, World};
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 #[derive(Clone, Debug)]
 struct Case {
@@ -17,9 +18,20 @@ struct Case {
     jobs: Vec<Job>,
 }
 
-fn profiles() -> impl Strategy<Value = Profile> {
+fn profiles<B: Backend>() -> BoxedStrategy<Profile> {
+    if B::REAL {
+        let plain = B::plain();
+        let max_sge = prop_oneof![Just(1_u32), 2..8_u32, Just(30)];
+        return max_sge
+            .prop_map(move |max_sge| {
+                let mut profile = plain;
+                profile.capabilities.max_sge = max_sge;
+                profile
+            })
+            .boxed();
+    }
     let shapes = (0..9_u8, prop_oneof![Just(1_u32), 2..8_u32, Just(30)]);
-    shapes.prop_map(|(kind, max_sge)| {
+    let drawn = shapes.prop_map(|(kind, max_sge)| {
         let mut profile = match kind {
             0 | 4 => Profile::frwr(),
             1 => Profile::mlx5(),
@@ -35,7 +47,8 @@ fn profiles() -> impl Strategy<Value = Profile> {
         }
         profile.capabilities.max_sge = max_sge;
         profile
-    })
+    });
+    drawn.boxed()
 }
 
 fn weathers() -> impl Strategy<Value = Weather> {
@@ -110,9 +123,9 @@ fn jobs() -> impl Strategy<Value = Job> {
 }
 
 /// How a node covers its sinks and reads its sources.
-fn nodes() -> impl Strategy<Value = Setup> {
+fn nodes<B: Backend>() -> impl Strategy<Value = Setup> {
     (
-        profiles(),
+        profiles::<B>(),
         prop_oneof![Just(1_u16), Just(2), Just(4), Just(16)],
         prop_oneof![Just(1_usize), Just(2), Just(3), Just(16)],
         0..4_usize,
@@ -125,7 +138,6 @@ fn nodes() -> impl Strategy<Value = Setup> {
             |(profile, writes, windows, staging, exposed, on_demand, max_frags, source)| {
                 let mut setup = Setup::new(profile);
                 setup.profile.ack_timeout = 300;
-                setup.memory = 68 << 20;
                 setup.max_frags = max_frags;
                 setup.registration.expose_arena = exposed;
                 setup.registration.map_on_demand = on_demand;
@@ -139,9 +151,9 @@ fn nodes() -> impl Strategy<Value = Setup> {
         )
 }
 
-fn cases() -> impl Strategy<Value = Case> {
+fn cases_of<B: Backend>() -> impl Strategy<Value = Case> {
     (
-        [nodes(), nodes()],
+        [nodes::<B>(), nodes::<B>()],
         any::<bool>(),
         weathers(),
         (any::<u64>(), 0..3_u8),
@@ -153,6 +165,7 @@ fn cases() -> impl Strategy<Value = Case> {
                 let setups = [first, if mixed { second } else { first }].map(|setup| Setup {
                     weather,
                     seed,
+                    memory: room(&first.shape, &jobs).max(room(&second.shape, &jobs)),
                     kill_keys: extension == 1,
                     write_immediates: extension == 2,
                     ..setup
@@ -166,19 +179,27 @@ fn cases() -> impl Strategy<Value = Case> {
         )
 }
 
-fn run(setups: [Setup; 2], depth: u16, jobs: &[Job]) -> World {
-    let mut world = World::mixed(setups);
-    let connection = world.connect_at(depth);
-    Jobs::run(&mut world, connection, jobs, |_| {});
-    world
+/// Bytes that either node needs for its messages, its staging buffers and all jobs.
+fn room(shape: &Shape, jobs: &[Job]) -> usize {
+    let span = |cut: &Cut, total: u32| {
+        let holes = cut.lengths(total).len() * cut.hole as usize;
+        total as usize + holes + 3 * 4096
+    };
+    let jobs = jobs.iter().map(|job| {
+        let total = job.remote_offset + job.length + job.tail;
+        span(&job.near, job.length).max(span(&job.far, total)) + 2 * 4096
+    });
+    let sizes = shape.sizes();
+    (1 << 20) + sizes.messages * 8192 + sizes.staging * (2 << 20) + jobs.sum::<usize>()
 }
 
 /// Now and then a device takes only part of a chain, or refuses a receive.
-fn fumble(seed: u64) -> impl FnMut(&mut World) {
+fn fumble<B: Backend>(seed: u64) -> impl FnMut(&mut World<B>) {
     let mut draw = splitmix(seed);
     move |world| {
         let draw = draw();
-        let faults = world.nodes[(draw & 1) as usize].poller.nic().faults();
+        let nic = world.nodes[(draw & 1) as usize].poller.nic();
+        let faults = B::faults(nic).expect("a device that can be ordered to");
         match draw >> 1 & 7 {
             0 | 1 => faults.accept = u32::try_from(draw >> 4 & 7).ok(),
             2 => faults.refuse_receives = 1,
@@ -188,11 +209,11 @@ fn fumble(seed: u64) -> impl FnMut(&mut World) {
 }
 
 /// What an unlucky world does to two nodes, drawn from a seed.
-fn mishaps(
+fn mishaps<B: Backend>(
     connection: [Handle; 2],
     jobs: usize,
     mut draw: impl FnMut() -> u64,
-) -> impl FnMut(&mut World) {
+) -> impl FnMut(&mut World<B>) {
     let mut sleeps = [0_u32; 2];
     move |world| {
         for (left, asleep) in sleeps.iter_mut().zip(&mut world.asleep) {
@@ -213,10 +234,17 @@ fn mishaps(
                 let connection = connection[at];
                 node.order(Order::Close { connection });
             }
-            27 => node.poller.nic().faults().fail = Some((2, Status::RemoteAccess)),
-            28..60 => node.poller.nic().faults().accept = Some((draw() % 8) as u32),
-            60..80 => node.poller.nic().faults().refuse_receives = 1,
-            80..84 => world.now = world.now.after(Ticks(draw() % 2000)),
+            27..80 => {
+                // Where there is one that can be ordered to.
+                if let Some(faults) = B::faults(node.poller.nic()) {
+                    match chance % 1024 {
+                        27 => faults.fail = Some((2, Status::RemoteAccess)),
+                        28..60 => faults.accept = Some((draw() % 8) as u32),
+                        _ => faults.refuse_receives = 1,
+                    }
+                }
+            }
+            80..84 => world.now = world.now.after(Ticks(draw() % 2000 * B::PACE)),
             _ => {}
         }
     }
@@ -232,42 +260,54 @@ fn splitmix(mut state: u64) -> impl FnMut() -> u64 {
     }
 }
 
-fn many(cases: u32) -> ProptestConfig {
+/// Runs a law over random cases, as many as `O2POLL_CASES` says if that is set.
+fn many<B: Backend>(cases: u32, law: impl Fn(Case)) {
     let cases = std::env::var("O2POLL_CASES")
         .ok()
         .and_then(|text| text.parse().ok())
         .unwrap_or(cases);
-    ProptestConfig {
+    let config = ProptestConfig {
         cases,
-        max_shrink_iters: 60,
+        // One that does not end is waited for each time.
+        max_shrink_iters: if B::REAL { 0 } else { 60 },
         failure_persistence: None,
         ..ProptestConfig::default()
+    };
+    let mut runner = TestRunner::new(config);
+    let result = runner.run(&cases_of::<B>(), |case| {
+        law(case);
+        Ok(())
+    });
+    if let Err(error) = result {
+        panic!("{error}");
     }
 }
 
-proptest! {
-    #![proptest_config(many(96))]
-
-    #[test]
-    fn any_traffic_is_byte_exact(case in cases()) {
+pub(crate) fn any_traffic_is_byte_exact<B: Backend>() {
+    many::<B>(if B::REAL { 12 } else { 96 }, |case| {
         alone(|| {
-            run(case.setups, case.depth, &case.jobs).end();
+            let mut world = B::world(case.setups);
+            let connection = world.connect_at(case.depth);
+            Jobs::run(&mut world, connection, &case.jobs, |_| {});
+            world.end();
         });
-    }
+    });
+}
 
-    #[test]
-    fn chains_that_the_device_takes_in_part_lose_and_repeat_nothing(case in cases()) {
+pub(crate) fn chains_that_the_device_takes_in_part_lose_and_repeat_nothing<B: Backend>() {
+    many::<B>(96, |case| {
         alone(|| {
-            let mut world = World::mixed(case.setups);
+            let mut world = B::world(case.setups);
             let connection = world.connect_at(case.depth);
             let fumble = fumble(case.setups[0].seed);
             Jobs::run(&mut world, connection, &case.jobs, fumble);
             world.end();
         });
-    }
+    });
+}
 
-    #[test]
-    fn whatever_happens_each_job_has_one_event_that_is_true(case in cases()) {
+pub(crate) fn whatever_happens_each_job_has_one_event_that_is_true<B: Backend>() {
+    many::<B>(if B::REAL { 12 } else { 96 }, |case| {
         alone(|| {
             let setups = case.setups.map(|setup| Setup {
                 timeout: 3000,
@@ -275,11 +315,11 @@ proptest! {
                 keepalive: 2500,
                 ..setup
             });
-            let mut world = World::mixed(setups);
+            let mut world = B::world(setups);
             let connection = world.connect_at(case.depth);
             let mishaps = mishaps(connection, case.jobs.len(), splitmix(setups[0].seed));
             Jobs::run_through(&mut world, connection, &case.jobs, mishaps);
             world.end();
         });
-    }
+    });
 }
