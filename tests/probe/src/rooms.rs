@@ -1,7 +1,7 @@
 //! The functions of every room, each compiled with arguments that could be anything.
 
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
+use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range, Shares};
 use o2poll_dataplane::nic::{Nic, RKey};
 use o2poll_dataplane::pool::{self, Handle, Pool, Queue};
 use o2poll_dataplane::ring;
@@ -71,7 +71,6 @@ fn pools() {
         Pool::<'_, Value>::push_back,
         Pool::<'_, Value>::push_front,
         Pool::<'_, Value>::pop_front,
-        Pool::<'_, Value>::front,
         Pool::<'_, Value>::unlink,
         Queue::len,
         Handle::from_bits,
@@ -96,6 +95,11 @@ fn memory() {
         slice,
         chunks,
         chunks_mut,
+        Shares::new,
+        Shares::share,
+        Shares::has,
+        Shares::take_back,
+        Shares::whole,
         Buffer::new,
         Buffer::bytes,
         Buffer::peek,
