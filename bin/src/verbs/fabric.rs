@@ -163,6 +163,16 @@ impl Fabric for VerbsFabric {
     }
 }
 
+impl Drop for VerbsFabric {
+    /// What goes wrong while the last of it is destroyed has nobody else to be told to.
+    fn drop(&mut self) {
+        self.sides.clear();
+        for complaint in self.device.complaints() {
+            eprintln!("{}: {complaint}", self.device.name());
+        }
+    }
+}
+
 fn told(node: usize, effect: cm::Effect) -> Effect<Verbs> {
     match effect {
         cm::Effect::Adopt {

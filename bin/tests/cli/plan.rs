@@ -122,11 +122,33 @@ fn a_limit_that_lowers_the_depth_is_named_with_both_depths() {
     let file = folder.write("nodes.toml", text_of);
     let output = o2poll(&["plan".as_ref(), file.as_os_str()]);
     assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
     assert!(
-        text(&output.stderr).contains("max_qp of the device is 1"),
-        "{}",
-        text(&output.stderr)
+        said.contains("max_qp of the device is 1, and 2 are needed"),
+        "{said}"
     );
+    assert!(!said.contains("max_send_wr"), "{said}");
+}
+
+#[test]
+fn a_device_whose_keys_are_too_short_for_a_transfer_does_not_pass_the_check() {
+    let folder = Folder::new("short-keys");
+    folder.write("data", data(10));
+    let device = "profile = \"mthca\", max_pages = 1";
+    let text_of = nodes("", "4 MiB", COPY).replace("profile = \"frwr\"", device);
+    let file = folder.write("nodes.toml", text_of);
+    for verb in ["check", "run"] {
+        let output = o2poll(&[verb.as_ref(), file.as_os_str()]);
+        assert_eq!(output.status.code(), Some(1));
+        let said = text(&output.stdout) + &text(&output.stderr);
+        for part in [
+            "max_pages of the device is 1",
+            "more than 4096 bytes",
+            "raise max_pages to 256",
+        ] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 }
 
 #[test]

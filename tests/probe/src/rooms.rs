@@ -1,15 +1,14 @@
 //! The functions of every room, each compiled with arguments that could be anything.
 
 use o2poll_dataplane::counters::Counters;
-use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range};
+use o2poll_dataplane::memory::{Buffer, PageList, Posted, Range, Shares};
 use o2poll_dataplane::nic::{Nic, RKey};
 use o2poll_dataplane::pool::{self, Handle, Pool, Queue};
 use o2poll_dataplane::ring;
 use o2poll_dataplane::time::Instant;
 use o2poll_dataplane::wire::{
     Body, Descriptor, Done, Envelope, Located, Message, Nid, RejectRecord, Why, encode_get_req,
-    encode_immediate, encode_put_ack,
-    lnet, ping,
+    encode_immediate, encode_put_ack, lnet, ping,
 };
 use o2poll_soft::{Ports, Soft};
 
@@ -97,6 +96,11 @@ fn memory() {
         slice,
         chunks,
         chunks_mut,
+        Shares::new,
+        Shares::share,
+        Shares::has,
+        Shares::take_back,
+        Shares::whole,
         Buffer::new,
         Buffer::bytes,
         Buffer::peek,

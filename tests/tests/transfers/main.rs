@@ -175,7 +175,7 @@ mod device {
             "rdma_rxe holds an access against the memory region and not the window; conformance has what it keeps",
         ),
         (
-            "weather and failing requests (faults.rs, bytes.rs)",
+            "weather and failing requests (faults, bytes.rs)",
             "a kernel cannot be told to lose a packet or to fail a request; the cases link, kill and faults do it from outside",
         ),
         (

@@ -43,7 +43,8 @@ pub enum Effect {
     Adopt {
         /// Which core.
         core: usize,
-        /// For [`Manager::ready`], [`Manager::no_room`] and [`Manager::gone`].
+        /// For [`Manager::ready`](super::Manager::ready), [`Manager::no_room`](super::Manager::no_room) and
+        /// [`Manager::gone`](super::Manager::gone).
         id: Id,
         /// Connected, in RTS.
         qp: QueuePair,
