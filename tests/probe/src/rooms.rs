@@ -7,8 +7,8 @@ use o2poll_dataplane::pool::{self, Handle, Pool, Queue};
 use o2poll_dataplane::ring;
 use o2poll_dataplane::time::Instant;
 use o2poll_dataplane::wire::{
-    Body, Descriptor, Done, Envelope, Located, Message, Nid, RejectRecord, Why, encode_immediate,
-    lnet, ping,
+    Body, Descriptor, Done, Envelope, Located, Message, Nid, RejectRecord, Why, encode_get_req,
+    encode_immediate, encode_put_ack, lnet, ping,
 };
 use o2poll_soft::{Ports, Soft};
 
@@ -71,6 +71,7 @@ fn pools() {
         Pool::<'_, Value>::push_back,
         Pool::<'_, Value>::push_front,
         Pool::<'_, Value>::pop_front,
+        Pool::<'_, Value>::take_front,
         Pool::<'_, Value>::unlink,
         Queue::len,
         Handle::from_bits,
@@ -131,8 +132,11 @@ fn wire() {
         Message::encode_as,
         Body::kind,
         encode_immediate,
+        encode_get_req,
+        encode_put_ack,
         Descriptor::new,
         Descriptor::get,
+        Descriptor::only,
         Descriptor::length,
         Descriptor::locate,
         Located::get,
