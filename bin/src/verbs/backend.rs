@@ -56,9 +56,17 @@ impl Backend for VerbsBackend {
                 lkey
             }
         };
-        arena
+        let range = arena
             .take(bytes, PAGE, lkey)
-            .map_err(|source| NodeError::Take { node, source })
+            .map_err(|source| NodeError::Take { node, source })?;
+        if !rights.contains(Rights::REMOTE_WRITE) {
+            return Ok(range);
+        }
+        // Messages are in the same arena, so its own key must not be the one that peers are told.
+        let memory = self.domain.register_range(&range, rights).map_err(rdma)?;
+        let rkey = memory.rkey();
+        add(nic, node, memory)?;
+        Ok(range.exposed(rkey))
     }
 
     fn share(&self) -> Vec<Memory> {

@@ -14,7 +14,7 @@ pub use run::run;
 use core::time::Duration;
 use std::sync::Arc;
 
-use o2poll_config::{Config, Idle, Machine};
+use o2poll_config::{Config, Exposure, Idle, Machine};
 use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Local;
 use o2poll_dataplane::poller::Sizes;
@@ -137,6 +137,13 @@ impl<A: Application> Control<A> {
                 manager.listen().map_err(rdma)?;
             }
             let narrow = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+            let exposed = match config.memory.exposure {
+                Exposure::Arena => {
+                    let pieces = node.exports.iter().map(|export| export.pieces().count());
+                    pieces.sum::<usize>() + ranges.len() + 1
+                }
+                Exposure::None => 0,
+            };
             let backends = cores.into_iter().map(|(domain, cq)| VerbsBackend {
                 device: device.clone(),
                 domain,
@@ -148,8 +155,8 @@ impl<A: Application> Control<A> {
                     recv_wr: needs.sizes.recv_wr,
                     max_sge,
                     windows: narrow(needs.sizes.regions),
-                    // Its own arena, the first core's, and one for each exported file.
-                    memories: narrow(2 + node.exports.len()),
+                    // Its own arena, the first core's, one for each exported file, and what peers are told a key of.
+                    memories: narrow(2 + node.exports.len() + exposed),
                 },
                 arenas: Vec::new(),
             });

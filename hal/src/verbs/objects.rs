@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
+use o2poll_dataplane::memory::Range;
 use o2poll_dataplane::nic::{LKey, RKey, Rights};
 use rdma_core_sys::inline::{
     ibv_alloc_mw, ibv_alloc_parent_domain, ibv_alloc_td, ibv_cq_ex_to_cq, ibv_create_cq_ex,
@@ -148,8 +149,6 @@ impl Domain {
 
     /// Registers an arena for the life of the process.
     ///
-    /// With a remote right its local key is a remote key as well: what `exposure = "arena"` asks for.
-    ///
     /// # Errors
     /// As the library says; the limit of locked memory is the usual reason.
     pub fn register_arena(
@@ -160,6 +159,22 @@ impl Domain {
         // SAFETY: it is mapped for ever, and its bytes are reached through the ranges it hands out, which go to
         // the device as values.
         unsafe { self.register(arena.base(), arena.len(), rights) }
+    }
+
+    /// Registers bytes that an arena has handed out, once more and with these rights: for a key of their own, which reaches no
+    /// other bytes ([`Memory::rkey`]): what `exposure = "arena"` asks for.
+    ///
+    /// # Errors
+    /// As the library says; the limit of locked memory is the usual reason.
+    pub fn register_range(
+        &self,
+        range: &Range<'static>,
+        rights: Rights,
+    ) -> Result<Memory, DeviceError> {
+        let bytes = NonNull::from(range.bytes());
+        // SAFETY: a range for ever is mapped for ever, by the contract of `Range::new`, and lends its bytes as references only
+        // while no submission and no descriptor has it.
+        unsafe { self.register(bytes.cast(), bytes.len(), rights) }
     }
 
     /// Registers memory.
@@ -283,6 +298,14 @@ impl Memory {
     #[must_use]
     pub const fn lkey(&self) -> LKey {
         self.lkey
+    }
+
+    /// The key that a peer names it by, as long as this value or a clone of it lives; of use where it was registered with a
+    /// remote right.
+    #[must_use]
+    pub fn rkey(&self) -> RKey {
+        // SAFETY: `raw` came from `ibv_reg_mr` and is deregistered when the last clone goes; the library does not write it.
+        RKey(unsafe { (*self.raw.raw).rkey })
     }
 
     pub(super) fn domain(&self) -> usize {

@@ -31,3 +31,15 @@ account target initiator / '?'
 after=$(resources)
 say "before: $before; after: $after"
 [ "$before" = "$after" ] || fail "the kernel still holds something"
+say "the job once more, by keys that cover what a node gives out"
+sed -i -e 's/^memory = { /&exposure = "arena", /' -e 's/^tunables = { /&map_on_demand = 256, /' "$FILE"
+start_target exposed
+initiator 100 exposing | tee "$DIR/exposing" || fail "the initiator ends with status $?"
+[ "$(grep -c '^sha-256 .*: ok' "$DIR/exposing")" -eq 2 ] || fail "not both digests are right"
+stop_target exposed
+account exposed exposing
+for report in exposed exposing; do
+    grep -q '"by_arena_key": *[1-9]' "$DIR/$report.json" || fail "$report: no peer wrote under the key of an arena"
+done
+after=$(resources)
+[ "$before" = "$after" ] || fail "the kernel still holds something: before $before; after $after"
