@@ -13,7 +13,7 @@ use core::time::Duration;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -142,6 +142,9 @@ pub struct Summary {
 /// A capture under way.
 #[derive(Debug)]
 pub struct Capture {
+    path: PathBuf,
+    file: File,
+    sure: Arc<AtomicBool>,
     notes: Notes,
     stop: Arc<AtomicBool>,
     thread: JoinHandle<io::Result<Summary>>,
@@ -149,7 +152,7 @@ pub struct Capture {
 
 impl Capture {
     /// Begins to write `path`, for nodes of these names. `ports` tells, for each, which node each port of its wire
-    /// leads to. Returns the recorders of their taps.
+    /// leads to. Returns the recorders of their taps. What is in the file already stays until [`go`](Self::go).
     ///
     /// # Errors
     /// The file cannot be written, or the thread cannot be had.
@@ -159,8 +162,18 @@ impl Capture {
         nodes: &[Nid],
         ports: Vec<Vec<usize>>,
     ) -> io::Result<(Self, Vec<Recorder<'static, Ticker>>)> {
-        let file = BufWriter::with_capacity(1 << 20, File::create(path)?);
-        let scribe = Scribe::new(file, clock, nodes, ports)?;
+        let file = File::options()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        let sure = Arc::new(AtomicBool::new(false));
+        let gate = Gate {
+            file: file.try_clone()?,
+            sure: Arc::clone(&sure),
+        };
+        let to = BufWriter::with_capacity(1 << 20, gate);
+        let scribe = Scribe::new(to, clock, nodes, ports)?;
         let order: &'static AtomicU64 = Box::leak(Box::new(AtomicU64::new(0)));
         let mut readers = Vec::new();
         let mut recorders = Vec::new();
@@ -179,11 +192,33 @@ impl Capture {
                 .spawn(move || keep(scribe, readers, &from, &stop))?
         };
         let capture = Self {
+            path: path.to_owned(),
+            file,
+            sure,
             notes,
             stop,
             thread,
         };
         Ok((capture, recorders))
+    }
+
+    /// The nodes run: from now on the file is written, and what was in it before is gone.
+    ///
+    /// # Errors
+    /// As of the file.
+    pub fn go(&self) -> io::Result<()> {
+        if self.file.metadata()?.is_file() {
+            self.file.set_len(0)?;
+        }
+        // Release pairs with the Acquire in `Gate::write`: what is written comes after.
+        self.sure.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Which file it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// For the control side.
@@ -195,13 +230,34 @@ impl Capture {
     /// Ends the capture. Everything that was sent before is in it.
     ///
     /// # Errors
-    /// The file could not be written to its end.
+    /// The file could not be written to its end; also without [`go`](Self::go), when nothing is written.
     pub fn end(self) -> io::Result<Summary> {
         // Release pairs with the Acquire in `keep`: what was recorded before is found after.
         self.stop.store(true, Ordering::Release);
         self.thread
             .join()
             .unwrap_or_else(|_| Err(io::Error::other("the thread that writes it has died")))
+    }
+}
+
+/// A file that is written only when its time has come.
+#[derive(Debug)]
+struct Gate {
+    file: File,
+    sure: Arc<AtomicBool>,
+}
+
+impl Write for Gate {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Acquire pairs with the Release in `Capture::go`.
+        if !self.sure.load(Ordering::Acquire) {
+            return Err(io::Error::other("the nodes have not started"));
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
     }
 }
 
@@ -217,7 +273,7 @@ fn tap(order: &'static AtomicU64, clock: Clock) -> (Recorder<'static, Ticker>, R
 
 /// The capturing thread.
 fn keep(
-    mut scribe: Scribe<BufWriter<File>>,
+    mut scribe: Scribe<BufWriter<Gate>>,
     mut readers: Vec<Reader<'static>>,
     notes: &Receiver<(u64, u64, Note)>,
     stop: &AtomicBool,

@@ -173,18 +173,28 @@ fn run_file(args: &RunArgs) -> ExitCode {
         }
     };
     let soft = matches!(config.device, Device::Soft(_));
-    let wrong = match (soft, &args.pcap) {
-        (true, _) if !args.node.is_empty() => {
-            "--node is for nodes on an RDMA device: the software device joins only the nodes of one process"
+    let unknown = args.node.iter().find(|nid| config.node_of(**nid).is_none());
+    let wrong = match (soft, &args.pcap, unknown) {
+        (true, ..) if !args.node.is_empty() => Some(String::from(
+            "--node is for nodes on an RDMA device: the software device joins only the nodes of one process",
+        )),
+        (false, Some(_), _) => Some(String::from(
+            "--pcap is for the software device: on an RDMA device capture UDP port 4791 with tcpdump",
+        )),
+        (.., Some(nid)) => {
+            let nodes = config.nodes.iter().map(|node| node.nid.to_string());
+            let nodes: Vec<String> = nodes.collect();
+            let file = args.file.display();
+            Some(format!(
+                "--node {nid} is no node of {file}: it has {}",
+                nodes.join(", ")
+            ))
         }
-        (false, Some(_)) => {
-            "--pcap is for the software device: on an RDMA device capture UDP port 4791 with tcpdump"
-        }
-        _ => "",
+        _ => None,
     };
-    if !wrong.is_empty() {
+    if let Some(wrong) = wrong {
         eprintln!("o2poll: {wrong}");
-        return ExitCode::from(MISTAKES);
+        return ExitCode::from(MISFIT);
     }
     if let Err(error) = outline(&config, &machine) {
         eprintln!("o2poll: {}: {error}", args.file.display());
@@ -195,15 +205,20 @@ fn run_file(args: &RunArgs) -> ExitCode {
         return ExitCode::from(MISTAKES);
     }
     // Before the run, which may be long.
-    if let Some(path) = &args.json
-        && path != Path::new("-")
-        && let Err(error) = File::options().append(true).create(true).open(path)
-    {
-        eprintln!(
-            "o2poll: cannot write the report to {}: {error}; give another file to --json",
-            path.display()
-        );
-        return ExitCode::from(NOT_STARTED);
+    for (option, what, path) in [
+        ("--json", "report", &args.json),
+        ("--pcap", "capture", &args.pcap),
+    ] {
+        let Some(path) = path else { continue };
+        // Opening a pipe and closing it again would end whoever reads it.
+        let direct = path == Path::new("-") && option == "--json" || is_direct(path);
+        if !direct && let Err(error) = File::options().append(true).create(true).open(path) {
+            eprintln!(
+                "o2poll: cannot write the {what} to {}: {error}; give another file to {option}",
+                path.display()
+            );
+            return ExitCode::from(NOT_STARTED);
+        }
     }
     let stop = match on_signals() {
         Ok(stop) => stop,
@@ -233,8 +248,8 @@ fn run_file(args: &RunArgs) -> ExitCode {
             });
         }
     };
-    if let Err(error) = write(&report, args.json.as_deref()) {
-        eprintln!("o2poll: cannot write the report: {error}");
+    if let Err((place, error)) = write(&report, args.json.as_deref()) {
+        eprintln!("o2poll: cannot write the report to {place}: {error}");
         return ExitCode::from(BROKEN);
     }
     ExitCode::from(report.verdict.code())
@@ -292,6 +307,13 @@ fn overwritten(config: &Config, args: &RunArgs) -> Option<String> {
     None
 }
 
+/// Whether it is there and no regular file, or leads to what the process has open.
+pub(crate) fn is_direct(path: &Path) -> bool {
+    let open = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
+    open.iter().any(|open| path.starts_with(open))
+        || fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir())
+}
+
 fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
     for node in &mut config.nodes {
         if let Some(workload) = &mut node.workload {
@@ -307,21 +329,29 @@ fn override_jobs(mut config: Config, args: &RunArgs) -> Config {
     config
 }
 
-fn write(report: &Report, json: Option<&Path>) -> io::Result<()> {
+/// Writes the report to where it belongs; where it could not be written, and why.
+fn write(report: &Report, json: Option<&Path>) -> Result<(), (String, io::Error)> {
     let text = || {
         let mut text = serde_json::to_string_pretty(report).map_err(io::Error::other)?;
         text.push('\n');
         Ok::<String, io::Error>(text)
     };
     let mut out = io::stdout().lock();
+    let unprinted = |error| (String::from("standard output"), error);
     let written = match json {
-        Some(path) if path == Path::new("-") => return out.write_all(text()?.as_bytes()),
-        Some(path) => text().and_then(|text| fs::write(path, text)),
+        Some(path) if path == Path::new("-") => {
+            return text()
+                .and_then(|text| out.write_all(text.as_bytes()))
+                .map_err(unprinted);
+        }
+        Some(path) => text()
+            .and_then(|text| fs::write(path, text))
+            .map_err(|error| (path.display().to_string(), error)),
         None => Ok(()),
     };
     // Even if the file could not be written: a run cannot be had again.
-    write!(out, "{report}")?;
-    written
+    let printed = write!(out, "{report}").map_err(unprinted);
+    written.and(printed)
 }
 
 fn check(files: &[PathBuf]) -> ExitCode {
@@ -356,6 +386,14 @@ fn plan(file: &Path, peers: Option<u32>, json: bool) -> ExitCode {
             return ExitCode::from(MISTAKES);
         }
     };
+    if let Device::Verbs(name) = &config.device {
+        eprintln!(
+            "o2poll: {}: plan counts for the software device, and this file has the RDMA device `{name}`: ask with a \
+             profile like it instead, `soft = {{ profile = \"mlx5\" }}` under [device]; `o2poll devices` tells them all",
+            file.display()
+        );
+        return ExitCode::from(MISFIT);
+    }
     let peers = peers.and_then(|peers| usize::try_from(peers).ok());
     match Budget::new(&config, &machine, peers) {
         Ok(budget) => print_as(&budget, json),
@@ -405,7 +443,7 @@ fn unprinted(error: &io::Error) -> ExitCode {
 }
 
 /// The first signal asks for an early end, the second ends at once.
-fn on_signals() -> io::Result<Arc<AtomicBool>> {
+pub(crate) fn on_signals() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         let status = 128 + signal;
@@ -415,9 +453,14 @@ fn on_signals() -> io::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
+/// As in a node file: a number without a unit is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
-    let duration =
-        parse_duration(text).ok_or_else(|| String::from("write it as 30s, 500ms or 2min"))?;
+    let duration = text
+        .parse()
+        .ok()
+        .map(Duration::from_secs)
+        .or_else(|| parse_duration(text))
+        .ok_or_else(|| String::from("write it as 30s, 500ms, 2min, or 30 for seconds"))?;
     if DURATIONS.contains(&duration) {
         Ok(duration)
     } else {
@@ -434,10 +477,15 @@ const SHIPPED: &str = include_str!("../../config/loopback.toml");
 
 /// Exit status: a node file has mistakes.
 const MISTAKES: u8 = 1;
+/// Exit status: the command line does not fit the node file.
+const MISFIT: u8 = 2;
 /// Exit status: memory, a core, or a file could not be had.
 pub(crate) const NOT_STARTED: u8 = 3;
 /// Exit status: a transfer, a connection, a device or a thread failed.
 pub(crate) const BROKEN: u8 = 5;
+/// Exit status: interrupted before the end.
+#[cfg(feature = "verbs")]
+pub(crate) const CUT_SHORT: u8 = 7;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -466,11 +514,12 @@ Examples:
 Exit status:
   0    every digest and comparison was right, no key was alive and nothing was left at the end
   1    a node file has mistakes; nothing was started
-  2    the command line cannot be understood
+  2    the command line cannot be understood, or does not fit the node file
   3    it could not start: memory, a core, a file
   4    bytes were not what they must be
   5    a transfer, a connection, a device or a thread failed, or the report could not be written
   6    a key was alive, something was not given back, or a polling core allocated
-  7    interrupted before a copy had been compared
+  7    interrupted before every job had come to its end; all that was compared was right. Nodes that only serve end by
+       an interrupt, with 0
   8    a transfer did not end exactly once, or brought bytes that nobody compared
   130  interrupted twice (143 by SIGTERM)";

@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -133,7 +134,13 @@ impl<A: Application> Control<A> {
             maps: HashMap::new(),
         };
         let notes = plan.notes.clone();
-        Ok(Self(nodes.start(plan, clock, fabric, notes)?))
+        let engine = nodes.start(plan, clock, fabric, notes)?;
+        // Memory, devices and threads are there: nothing can be in the way of a run any more.
+        if let Some(capture) = &engine.fabric.capture {
+            let path = capture.path();
+            capture.go().map_err(|error| unwritten(path, error))?;
+        }
+        Ok(Self(engine))
     }
 
     /// What was asked for and not had: sentences with a remedy.
@@ -383,9 +390,12 @@ impl Fabric for SoftFabric {
     }
 
     fn end(&mut self) -> Result<Option<Summary>, NodeError> {
-        let capture = self.capture.take();
-        let summary = capture.map(|capture| capture.end().map_err(NodeError::Capture));
-        summary.transpose()
+        let Some(capture) = self.capture.take() else {
+            return Ok(None);
+        };
+        let path = capture.path().to_owned();
+        let summary = capture.end().map_err(|error| unwritten(&path, error))?;
+        Ok(Some(summary))
     }
 }
 
@@ -458,6 +468,13 @@ fn capture(
         .map(|device| (0..names.len()).filter(|other| *other != device).collect())
         .collect();
     let (capture, recorders) =
-        Capture::begin(path, clock, &names, ports).map_err(NodeError::Capture)?;
+        Capture::begin(path, clock, &names, ports).map_err(|error| unwritten(path, error))?;
     Ok((Some(capture), recorders))
+}
+
+fn unwritten(path: &Path, source: io::Error) -> NodeError {
+    NodeError::Capture {
+        path: path.to_owned(),
+        source,
+    }
 }

@@ -28,8 +28,13 @@ pub enum NodeError {
     #[error("{0}")]
     Rdma(String),
     /// The capture file.
-    #[error("cannot write the capture: {0}; give another file to --pcap")]
-    Capture(io::Error),
+    #[error("cannot write the capture to {}: {source}; give another file to --pcap", path.display())]
+    Capture {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// Not even a queue depth of 1 fits.
     #[error(
         "the device cannot hold one transfer of each connection: {0}; raise that in [device], or make fewer connections"

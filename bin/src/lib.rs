@@ -89,6 +89,7 @@
 //! | [`capture`] | what nodes send each other, as a capture file |
 //! | `measure`, `pattern` | latencies and costs; contents that can be checked |
 //! | `copy`, `workload`, `job`, `ledger` | what the program's nodes do, and that each transfer of it ends once |
+//! | `target` | what another node exports, in words |
 //! | `run`, `report`, `progress` | a whole run, what it found, what is seen meanwhile |
 //!
 //! # Memory
@@ -123,6 +124,7 @@ mod progress;
 mod report;
 mod run;
 mod start;
+mod target;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 mod workload;
@@ -146,4 +148,5 @@ pub use report::{
     SpanLine, ThreadLine, Verdict, VerificationLine,
 };
 pub use run::{Watcher, outline, run};
+pub use target::Target;
 pub use workload::Workload;

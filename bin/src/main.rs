@@ -1,6 +1,8 @@
 //! The program.
 
 mod cli;
+#[cfg(any(feature = "verbs", test))]
+mod output;
 mod tools;
 
 use std::process::ExitCode;

@@ -110,6 +110,8 @@ impl Course<'_> {
         let serves = dials.is_empty() && matches!(self.config.device, Device::Verbs(_));
         if serves {
             watcher.line("ready: listens on port 987", true);
+        } else if dials.is_empty() {
+            watcher.line(IDLE, true);
         }
         for (node, peer) in dials {
             if let Err(error) = engine.keep(node.nid, peer, node.conns_per_peer, self.dial) {
@@ -252,6 +254,9 @@ fn mebibytes(bytes: usize) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
+/// What a file does that gives nobody anything to do.
+const IDLE: &str =
+    "no node of this file has a job, so nothing moves: add [node.copy] or [node.workload] to one";
 /// Its sleep where transfers wait for the mappings that it makes.
 const SHORT_NAP: Duration = Duration::from_micros(200);
 /// The control thread's sleep while jobs run: long, since it takes a core from a poller when it wakes.

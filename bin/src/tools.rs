@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use o2poll::Target;
 use o2poll_dataplane::wire::Nid;
 
 /// The other node, and from where it is asked.
@@ -39,7 +40,7 @@ pub(crate) struct GetArgs {
     #[command(flatten)]
     peer: Peer,
     /// What it exports, as PORTAL:BITS, e.g. 51:0x1.
-    target: String,
+    target: Target,
     /// File to write.
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -58,7 +59,7 @@ pub(crate) struct PutArgs {
     #[command(flatten)]
     peer: Peer,
     /// What it exports, as PORTAL:BITS, e.g. 51:0x1.
-    target: String,
+    target: Target,
     /// Where to begin, in bytes.
     #[arg(long, default_value_t = 0)]
     offset: u32,
@@ -66,7 +67,7 @@ pub(crate) struct PutArgs {
 
 pub(crate) fn nid(text: &str) -> Result<Nid, String> {
     text.parse()
-        .map_err(|_| String::from("write it as ADDRESS@o2ib, e.g. 192.168.1.10@o2ib"))
+        .map_err(|_| format!("{}, e.g. 192.168.1.10@o2ib", o2poll_config::not_a_nid(text)))
 }
 
 #[cfg(not(feature = "verbs"))]
@@ -101,17 +102,19 @@ mod commands {
 
 #[cfg(feature = "verbs")]
 mod commands {
-    use std::fs::{self, File};
+    use core::sync::atomic::Ordering;
+    use std::fs;
     use std::io::{self, Write as _};
     use std::process::ExitCode;
 
     use indicatif::{ProgressBar, ProgressStyle};
     use o2poll::NodeError;
-    use o2poll::verbs::{CHUNK, Client, Target};
+    use o2poll::verbs::{CHUNK, Client};
     use o2poll_dataplane::endpoint;
 
     use super::{GetArgs, Peer, PingArgs, PutArgs};
-    use crate::cli::{BROKEN, NOT_STARTED};
+    use crate::cli::{BROKEN, CUT_SHORT, NOT_STARTED};
+    use crate::output::Output;
 
     /// What went wrong, and its exit status.
     struct Trouble(u8, String);
@@ -161,10 +164,13 @@ mod commands {
 
     pub(crate) fn get(args: &GetArgs) -> ExitCode {
         end((|| {
-            let target = target(&args.target)?;
-            let mut file = File::create(&args.output)
-                .map_err(|error| local("write", &args.output.display(), &error))?;
+            let unwritten = |error: io::Error| local("write", &args.output.display(), &error);
+            // Told before anybody is asked, and begun only when there is somebody to ask.
+            Output::try_out(&args.output).map_err(unwritten)?;
             let mut client = connect(&args.peer, CHUNK)?;
+            let stop = crate::cli::on_signals()
+                .map_err(|error| Trouble(NOT_STARTED, format!("cannot catch signals: {error}")))?;
+            let mut file = Output::begin(&args.output).map_err(unwritten)?;
             let bar = bar(args.length.map(u64::from));
             let (mut at, mut size) = (args.offset, CHUNK);
             let end_at = args.length.map(|length| args.offset.saturating_add(length));
@@ -175,17 +181,20 @@ mod commands {
                 if length == 0 {
                     break;
                 }
+                // Relaxed: it carries nothing but itself.
+                if stop.load(Ordering::Relaxed) {
+                    return Err(Trouble(CUT_SHORT, format!("interrupted at offset {at}")));
+                }
                 // What is short goes as a message, and one that matches nothing is dropped without an answer, as in LNet. So
                 // a short piece is asked for together with what is there already.
                 let again = match end_at {
                     None if length < SHORT => SHORT.min(at - args.offset),
                     _ => 0,
                 };
-                match client.get(target, at - again, length + again)? {
+                match client.get(args.target, at - again, length + again)? {
                     Ok(mut bytes) => {
                         bytes.drain(..bytes.len().min(again as usize));
-                        file.write_all(&bytes)
-                            .map_err(|error| local("write", &args.output.display(), &error))?;
+                        file.write_all(&bytes).map_err(unwritten)?;
                         got += bytes.len() as u64;
                         at = at.saturating_add(length);
                         bar.inc(bytes.len() as u64);
@@ -207,14 +216,20 @@ mod commands {
                     format!("{} exports nothing as {}", args.peer.nid, args.target),
                 ));
             }
-            println!("{got} bytes");
+            let direct = file.is_direct();
+            file.finish().map_err(unwritten)?;
+            // Standard output may be what it was written to.
+            if direct {
+                eprintln!("{got} bytes");
+            } else {
+                println!("{got} bytes");
+            }
             Ok(())
         })())
     }
 
     pub(crate) fn put(args: &PutArgs) -> ExitCode {
         end((|| {
-            let target = target(&args.target)?;
             let bytes = fs::read(&args.file)
                 .map_err(|error| local("read", &args.file.display(), &error))?;
             let mut client = connect(&args.peer, CHUNK)?;
@@ -222,7 +237,7 @@ mod commands {
             let mut at = args.offset;
             for chunk in bytes.chunks(CHUNK as usize) {
                 let taken = client
-                    .put(target, at, chunk)?
+                    .put(args.target, at, chunk)?
                     .map_err(|error| Trouble(BROKEN, at_offset(&error, at)))?;
                 if taken as usize != chunk.len() {
                     return Err(Trouble(
@@ -252,10 +267,6 @@ mod commands {
             peer.timeout,
             longest,
         )?)
-    }
-
-    fn target(text: &str) -> Result<Target, Trouble> {
-        text.parse().map_err(|why| Trouble(2, why))
     }
 
     fn local(what: &str, path: &dyn core::fmt::Display, error: &io::Error) -> Trouble {

@@ -560,7 +560,11 @@ impl<'a> Jobs<'a> {
                     format!("`{}` is not writable", name.value),
                     name.span.clone(),
                     "",
-                    "add writable = true to the export",
+                    if writable.given {
+                        "make it writable = true"
+                    } else {
+                        "add writable = true to the export"
+                    },
                 )
                 .and(
                     writable.span.clone(),

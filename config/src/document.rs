@@ -13,13 +13,15 @@ use o2poll_dataplane::wire::nid::O2IB;
 use toml::de::{DeTable, DeValue};
 
 use crate::model::{
-    Cores, Device, Exposure, Extensions, MAX_IN_FLIGHT, MAX_TRANSFER, Memory, Tunables, Wish,
+    Cores, Device, Exposure, Extensions, MAX_IN_FLIGHT, MAX_PORTAL, MAX_TRANSFER, Memory, Tunables,
+    Wish,
 };
 use crate::reader::{
     At, Mistakes, Section, Wrong, array, bits, boolean, choice, duration, integer, number, size,
     string,
 };
 use crate::report::Diagnostic;
+use crate::units::not_a_nid;
 use crate::{Machine, Overrides};
 
 use self::device::device;
@@ -445,9 +447,7 @@ fn nid(found: &DeValue<'_>) -> Result<Nid, Wrong> {
             "as in \"10.0.0.1@o2ib\" or \"10.0.0.1@o2ib3\"",
         )
     };
-    let nid: Nid = text
-        .parse()
-        .map_err(|_| wrong("ADDRESS@o2ib[NUMBER], with an IPv4 address"))?;
+    let nid: Nid = text.parse().map_err(|_| wrong(&not_a_nid(text)))?;
     let address = core::net::Ipv4Addr::from(nid.address());
     if nid.lnd() != O2IB {
         Err(wrong("a network of another kind"))
@@ -541,8 +541,5 @@ const DEFAULT_PIECE: u64 = 1 << 30;
 
 /// Most connections of a node to one peer.
 const MOST_CONNS: u8 = 64;
-
-/// LNet has 64 portals (MAX_PORTALS).
-const MAX_PORTAL: u32 = 63;
 
 const SIZES: &str = "[\"4 KiB\", \"1 MiB\"]";

@@ -34,7 +34,7 @@ pub use machine::Machine;
 pub use model::*;
 pub use placement::{Placement, PollingThread};
 pub use report::{Diagnostic, Mark, Report};
-pub use units::parse_duration;
+pub use units::{not_a_nid, parse_duration};
 
 /// What the command line says instead of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

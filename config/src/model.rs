@@ -420,6 +420,9 @@ pub struct WeightedSize {
 /// Largest PUT or GET: the LNet MTU, 1 MiB.
 pub const MAX_TRANSFER: u32 = 1 << 20;
 
+/// The last portal: LNet has 64 (MAX_PORTALS).
+pub const MAX_PORTAL: u32 = 63;
+
 /// Most transfers that one job keeps going.
 pub const MAX_IN_FLIGHT: u32 = 1024;
 

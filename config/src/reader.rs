@@ -83,6 +83,8 @@ pub(crate) struct Section<'t> {
     table: &'t DeTable<'t>,
     span: Range<usize>,
     asked: Vec<&'static str>,
+    /// Keys that must be there and are not.
+    missing: Vec<(&'static str, Diagnostic)>,
     mistakes: &'t Mistakes,
 }
 
@@ -98,6 +100,7 @@ impl<'t> Section<'t> {
             table,
             span,
             asked: Vec::new(),
+            missing: Vec::new(),
             mistakes,
         }
     }
@@ -112,7 +115,7 @@ impl<'t> Section<'t> {
         self.find(key).is_some()
     }
 
-    /// A key that must be there. `None` if it is not, or is wrong: both are written down.
+    /// A key that must be there. `None` if it is not, or is wrong: both are written down, the first by [`finish`](Self::finish).
     pub(crate) fn need<T>(
         &mut self,
         key: &'static str,
@@ -120,12 +123,13 @@ impl<'t> Section<'t> {
         read: impl FnOnce(&DeValue<'t>) -> Result<T, Wrong>,
     ) -> Option<At<T>> {
         let Some(found) = self.find(key) else {
-            self.mistakes.push(Diagnostic::new(
+            let missing = Diagnostic::new(
                 format!("{} has no `{key}`", self.header),
                 self.span(),
                 "",
                 format!("add {key} = {example}"),
-            ));
+            );
+            self.missing.push((key, missing));
             return None;
         };
         self.read(key, found, read)
@@ -199,8 +203,10 @@ impl<'t> Section<'t> {
         sections
     }
 
-    /// Writes down every key that nobody asked for. `elsewhere` knows keys that are no mistake of spelling.
+    /// Writes down every key that is missing, and every one that nobody asked for; of one that is misspelt, only that.
+    /// `elsewhere` knows keys that are no mistake of spelling.
     pub(crate) fn finish(self, elsewhere: impl Fn(&str) -> Option<&'static str>) {
+        let mut missing = self.missing;
         for (key, _) in self.table {
             let name: &str = key.get_ref();
             if self.asked.contains(&name) {
@@ -209,10 +215,13 @@ impl<'t> Section<'t> {
             let (label, remedy) = match (elsewhere(name), nearest(name, self.asked.iter().copied()))
             {
                 (Some(why), _) => (String::new(), why.to_owned()),
-                (None, Some(meant)) => (
-                    format!("did you mean `{meant}`?"),
-                    format!("{} knows {}", self.header, list(&self.asked)),
-                ),
+                (None, Some(meant)) => {
+                    missing.retain(|(key, _)| *key != meant);
+                    (
+                        format!("did you mean `{meant}`?"),
+                        format!("{} knows {}", self.header, list(&self.asked)),
+                    )
+                }
                 (None, None) => (
                     String::new(),
                     format!("{} knows {}", self.header, list(&self.asked)),
@@ -224,6 +233,9 @@ impl<'t> Section<'t> {
                 label,
                 remedy,
             ));
+        }
+        for (_, missing) in missing {
+            self.mistakes.push(missing);
         }
     }
 

@@ -30,6 +30,28 @@ pub fn parse_duration(text: &str) -> Option<Duration> {
     }
 }
 
+/// What is wrong with a text that is to be the NID of a node on o2ib and cannot be read as one.
+#[must_use]
+pub fn not_a_nid(text: &str) -> String {
+    let above = |number: &str, most: u64| {
+        let digits = !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit());
+        digits && number.parse().map_or(true, |number: u64| number > most)
+    };
+    if let Some((address, network)) = text.split_once('@') {
+        if address.split('.').count() == 4
+            && let Some(part) = address.split('.').find(|part| above(part, 255))
+        {
+            return format!("{part} in its address is out of range, 0 to 255");
+        }
+        if let Some(number) = network.strip_prefix("o2ib")
+            && above(number, u16::MAX.into())
+        {
+            return format!("the number {number} of its network is out of range, 0 to 65535");
+        }
+    }
+    String::from("ADDRESS@o2ib[NUMBER], with an IPv4 address")
+}
+
 /// A number, perhaps a space, and a unit.
 fn split(text: &str) -> Option<(u64, &str)> {
     let text = text.trim();
@@ -132,7 +154,8 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        distance, nearest, parse_duration, parse_size, round_up_size, show_duration, show_size,
+        distance, nearest, not_a_nid, parse_duration, parse_size, round_up_size, show_duration,
+        show_size,
     };
     use core::time::Duration;
 
@@ -187,6 +210,23 @@ mod tests {
             "18446744073709551615h",
         ] {
             assert_eq!(parse_duration(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn the_part_of_a_nid_that_is_out_of_range_is_named() {
+        for (text, why) in [
+            ("10.0.0.256@o2ib", "256 in its address"),
+            ("10.0.0.1@o2ib999999", "the number 999999 of its network"),
+            (
+                "10.0.0.1@o2ib99999999999999999999999",
+                "the number 99999999999999999999999 of",
+            ),
+            ("300.0.0@o2ib", "ADDRESS@o2ib[NUMBER]"),
+            ("10.0.0.1@", "ADDRESS@o2ib[NUMBER]"),
+            ("10.0.0.1", "ADDRESS@o2ib[NUMBER]"),
+        ] {
+            assert!(not_a_nid(text).starts_with(why), "{}", not_a_nid(text));
         }
     }
 

@@ -78,7 +78,7 @@ pub struct CaptureLine {
 pub enum Verdict {
     /// Every digest and every comparison was right, and nothing was left over.
     Good,
-    /// Told to end before a copy had been compared.
+    /// Told to end before every job had come to its end.
     CutShort,
     /// A key was still alive, something was not given back, or a polling core allocated.
     NotClean,
@@ -518,12 +518,10 @@ impl Report {
         if !clean {
             at_least(Verdict::NotClean);
         }
-        if self.digests.iter().any(|digest| digest.found.is_none()) {
-            at_least(if self.interrupted {
-                Verdict::CutShort
-            } else {
-                Verdict::Failed
-            });
+        if self.interrupted {
+            at_least(Verdict::CutShort);
+        } else if self.digests.iter().any(|digest| digest.found.is_none()) {
+            at_least(Verdict::Failed);
         }
         verdict
     }

@@ -172,10 +172,10 @@ fn the_worst_decides() {
 }
 
 #[test]
-fn an_end_before_time_is_no_fault_once_the_copy_has_been_compared() {
+fn an_end_before_time_is_told_even_if_all_that_was_compared_is_right() {
     let mut report = report();
     report.interrupted = true;
-    assert_eq!(report.judge(), Verdict::Good);
+    assert_eq!(report.judge(), Verdict::CutShort);
     assert!(report.to_string().contains("interrupted"));
 }
 

@@ -19,6 +19,7 @@ use crate::application::Nobody;
 use crate::engine::SHORT;
 use crate::job::{NoPong, Pong, judge};
 use crate::node::{Link, Node};
+use crate::target::Target;
 
 /// A connection of a short-lived node to another.
 pub struct Client {
@@ -30,33 +31,6 @@ pub struct Client {
     timeout: Duration,
     /// Memory of transfers that have ended, of each length once.
     lists: Vec<&'static mut PageList<'static>>,
-}
-
-/// An export of another node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Target {
-    /// Portal.
-    pub portal: Portal,
-    /// Match bits.
-    pub match_bits: MatchBits,
-}
-
-impl core::str::FromStr for Target {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || String::from("write it as PORTAL:BITS, e.g. 51:0x1");
-        let (portal, bits) = text.split_once(':').ok_or_else(wrong)?;
-        let number = |text: &str| match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).ok(),
-            None => text.parse().ok(),
-        };
-        let portal = number(portal).and_then(|portal| u32::try_from(portal).ok());
-        Ok(Self {
-            portal: Portal(portal.ok_or_else(wrong)?),
-            match_bits: MatchBits(number(bits).ok_or_else(wrong)?),
-        })
-    }
 }
 
 impl Client {

@@ -8,7 +8,8 @@ mod client;
 mod fabric;
 mod run;
 
-pub use client::{CHUNK, Client, Target};
+pub use crate::target::Target;
+pub use client::{CHUNK, Client};
 pub use run::run;
 
 use core::time::Duration;

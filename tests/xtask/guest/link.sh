@@ -170,7 +170,7 @@ else
     await mended.2 120
     flows "after a longer cut"
     kill -INT "$process"
-    ends 0 5
+    ends 7 5
     made_again
     compared
     tell worked
@@ -183,7 +183,7 @@ else
     await again 120
     flows "from the target that was started again"
     kill -INT "$process"
-    ends 0 5
+    ends 7 5
     made_again
     compared
 
