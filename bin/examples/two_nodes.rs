@@ -89,7 +89,8 @@ fn main() -> Result<()> {
             node.nid,
             counters.work_requests.get(),
             counters.doorbells.get(),
-            counters.invalidations.get(),
+            // By its own invalidate, and by the peer's SEND_WITH_INV.
+            counters.invalidations.get() + counters.remote_invalidations.get(),
             node.keys_alive(),
         );
     }

@@ -277,7 +277,7 @@ pub(crate) struct Seat<A, B: Backend> {
 pub(crate) struct Built {
     pub(crate) index: usize,
     /// What was asked of the machine and not granted.
-    pub(crate) notes: Vec<String>,
+    pub(crate) notes: Vec<Note>,
     pub(crate) node: Option<Node>,
 }
 
@@ -479,7 +479,7 @@ struct Arenas {
     nid: Nid,
     huge: HugePages,
     lock: Lock,
-    notes: Vec<String>,
+    notes: Vec<Note>,
 }
 
 impl Arenas {
@@ -500,8 +500,7 @@ impl Arenas {
         let node = self.nid;
         let (arena, said) =
             make(self.huge, self.lock).map_err(|source| NodeError::Arena { node, source })?;
-        self.notes
-            .extend(said.into_iter().map(|note| format!("{node}: {note}")));
+        self.notes.extend(said);
         Ok(Box::leak(Box::new(arena)))
     }
 }

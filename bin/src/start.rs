@@ -10,6 +10,7 @@ use o2poll_config::{self as config, Config};
 use o2poll_dataplane::counters::Counters;
 use o2poll_dataplane::poller::Order;
 use o2poll_dataplane::wire::Nid;
+use o2poll_hal::arena::{ArenaError, Note, joined};
 use o2poll_hal::clock::Clock;
 
 use crate::NodeError;
@@ -17,7 +18,7 @@ use crate::application::Application;
 use crate::engine::{Core, Engine, Fabric, NicOf, Side};
 use crate::keeper::Pauses;
 use crate::measure::CoreCounters;
-use crate::node::{Blueprint, Common, Role, lend, ring_of};
+use crate::node::{Backend, Blueprint, Common, Role, lend, ring_of};
 use crate::plan::{Needs, Plan, SPARE_ENTRIES, cores_of, nth_of};
 use crate::polling::{self, Flags};
 use crate::port::Port;
@@ -169,6 +170,10 @@ fn spawn<A: Application, F: Fabric>(
 ) -> Result<(), NodeError> {
     let (told, built) = channel();
     let cores = blueprints.len();
+    let wanted = blueprints
+        .iter()
+        .map(lockable)
+        .fold(0, usize::saturating_add);
     for thread in &engine.plan.placement.threads {
         let here = |plan: &mut Blueprint<A, F::Backend>| {
             thread.nodes.contains(&plan.index) && nth_of(&plan.node, thread.core) == plan.core
@@ -184,15 +189,12 @@ fn spawn<A: Application, F: Fabric>(
     drop(told);
     // A core that waits for the first one's memory fails when that one does, which knows why.
     let mut failed = None;
+    let mut notes = Vec::new();
     for _ in 0..cores {
         // A large file takes its time to be read; a thread that dies drops its end.
         match built.recv_timeout(START) {
             Ok(Ok(built)) => {
-                for note in built.notes {
-                    if !engine.notes.contains(&note) {
-                        engine.notes.push(note);
-                    }
-                }
+                notes.extend(built.notes);
                 let mut sides = engine.sides.iter_mut();
                 if let Some(side) = sides.find(|side| side.index == built.index)
                     && built.node.is_some()
@@ -203,7 +205,7 @@ fn spawn<A: Application, F: Fabric>(
             Ok(Err(error @ NodeError::FirstCore(_))) => {
                 failed.get_or_insert(error);
             }
-            Ok(Err(error)) => return Err(error),
+            Ok(Err(error)) => return Err(of_the_process(error, wanted)),
             Err(RecvTimeoutError::Timeout) => {
                 return Err(NodeError::Late {
                     what: "the memory of a node",
@@ -219,6 +221,7 @@ fn spawn<A: Application, F: Fabric>(
     if let Some(error) = failed {
         return Err(error);
     }
+    engine.notes.extend(joined(&notes).iter().map(note));
     // After the queue pairs that they will be bound to: see the connection manager of RDMA devices.
     for (node, side) in engine.sides.iter_mut().enumerate() {
         for (nth, core) in side.cores.iter_mut().enumerate() {
@@ -229,6 +232,57 @@ fn spawn<A: Application, F: Fabric>(
         }
     }
     Ok(())
+}
+
+/// Bytes that a core of a node wants locked if that is asked for: its arena, and one for each file.
+fn lockable<A, B: Backend>(plan: &Blueprint<A, B>) -> usize {
+    let pages = |bytes: usize| bytes.saturating_add(4095) & !4095;
+    if !plan.role.is_first() {
+        return pages(plan.needs.own_bytes);
+    }
+    let files = plan
+        .node
+        .exports
+        .iter()
+        .filter(|export| export.file().is_some())
+        .map(|export| pages(usize::try_from(export.length).unwrap_or(usize::MAX)));
+    files.fold(pages(plan.needs.bytes), usize::saturating_add)
+}
+
+/// The limit on locked memory counts for the process: an arena that must be locked and cannot be tells what all of them want.
+fn of_the_process(error: NodeError, all: usize) -> NodeError {
+    match error {
+        NodeError::Arena {
+            node,
+            source:
+                ArenaError::Required(Note::NotLocked {
+                    bytes,
+                    wanted,
+                    limit,
+                    errno,
+                    ..
+                }),
+        } => NodeError::Arena {
+            node,
+            source: ArenaError::Required(Note::NotLocked {
+                bytes,
+                wanted: wanted.max(all),
+                limit,
+                errno,
+            }),
+        },
+        other => other,
+    }
+}
+
+/// What was tried and not had, with what the node file can say to it.
+fn note(note: &Note) -> String {
+    match note {
+        Note::NoHugePages { .. } => {
+            format!("{note}, or say huge_pages = \"off\" under [memory]; it runs without them")
+        }
+        note => note.to_string(),
+    }
 }
 
 /// How long nodes may take to get their memory.

@@ -183,6 +183,8 @@ pub struct AccountLine {
     pub posted: u64,
     /// PUTs that ended well.
     pub puts: u64,
+    /// Of those, the ones that fill the region before it is read: they are not timed, and not in `transfers`.
+    pub fills: u64,
     /// GETs that brought all that was asked for.
     pub gets: u64,
     /// Errors, and how many transfers ended with each.
@@ -368,7 +370,7 @@ impl Report {
         self.interrupted |= job.was_cut_short();
         let asked = job.pings().iter().map(|ping| ping.peer.to_string());
         let asked: Vec<String> = asked.collect();
-        self.add_account(node, &asked.join(", "), "pings", job.ping_ledger());
+        self.add_account(node, &asked.join(", "), "pings", job.ping_ledger(), 0);
         for ping in job.pings() {
             self.pings.push(PingLine::new(node, ping, clock));
         }
@@ -400,7 +402,7 @@ impl Report {
                     .push(SpanLine::whole(node, peer, name, span, clock));
             }
         }
-        self.add_account(node, peer, "copy", &copy.ledger);
+        self.add_account(node, peer, "copy", &copy.ledger, 0);
         self.add_repeats(node, peer, "copy", copy.repeated);
         if let Some(error) = copy.failure {
             self.failures
@@ -432,7 +434,7 @@ impl Report {
                 }
             }
         }
-        self.add_account(node, peer, "workload", &workload.ledger);
+        self.add_account(node, peer, "workload", &workload.ledger, workload.fills);
         self.add_repeats(node, peer, "workload", workload.repeated);
         if let Some((failed, error)) = workload.failures() {
             self.failures.push(format!(
@@ -441,7 +443,14 @@ impl Report {
         }
     }
 
-    fn add_account(&mut self, node: &str, peer: &str, job: &'static str, ledger: &Ledger) {
+    fn add_account(
+        &mut self,
+        node: &str,
+        peer: &str,
+        job: &'static str,
+        ledger: &Ledger,
+        fills: u64,
+    ) {
         if ledger.posted == 0 && ledger.twice == 0 {
             return;
         }
@@ -455,6 +464,7 @@ impl Report {
             job,
             posted: ledger.posted,
             puts: ledger.puts,
+            fills,
             gets: ledger.gets,
             failed: failed.collect(),
             refused: ledger.refused,

@@ -97,9 +97,13 @@ impl fmt::Display for AccountLine {
         } else {
             "NOT EACH ENDED ONCE"
         };
+        let fills = match self.fills {
+            0 => String::new(),
+            fills => format!(" ({fills} to fill the region first, not timed)"),
+        };
         write!(
             f,
-            "{} of {} with {}: {}, {verdict}: {} and {} well",
+            "{} of {} with {}: {}, {verdict}: {}{fills} and {} well",
             self.job,
             self.node,
             self.peer,

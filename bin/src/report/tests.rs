@@ -66,6 +66,7 @@ fn report() -> Report {
             job: "workload",
             posted: 1004,
             puts: 500,
+            fills: 8,
             gets: 500,
             failed: vec![
                 (String::from("timed out"), 3),
@@ -196,7 +197,8 @@ fn the_table_says_what_was_wrong() {
     assert!(!text.contains("MISMATCH"), "{text}");
     assert!(
         text.contains(
-            "workload of 10.0.0.2@o2ib with 10.0.0.1@o2ib: 1004 transfers, each ended once: 500 PUTs and 500 GETs well, \
+            "workload of 10.0.0.2@o2ib with 10.0.0.1@o2ib: 1004 transfers, each ended once: 500 PUTs (8 to fill the region first, \
+             not timed) and 500 GETs well, \
              3 with `timed out`, 1 with `no such connection`\n"
         ),
         "{text}"

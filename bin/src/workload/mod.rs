@@ -64,6 +64,8 @@ pub struct Workload {
     pub failed: u64,
     /// The first of them.
     pub failure: Option<Error>,
+    /// PUTs that ended well and are not timed: they fill a slice before it is read.
+    pub fills: u64,
     /// Transfers that failed with their connection and were made again.
     pub repeated: u64,
     /// All of them, one by one, those too that are not timed.
@@ -156,6 +158,7 @@ impl Workload {
             wrong_bytes: 0,
             failed: 0,
             failure: None,
+            fills: 0,
             repeated: 0,
             repeat: job.repeat,
             peer: job.peer,
@@ -435,6 +438,8 @@ impl Workload {
                     let latency = turn.now.since(slot.submitted);
                     self.span.record(slot.put, bytes, latency);
                     self.span.end(turn);
+                } else {
+                    self.fills += 1;
                 }
             }
             Err(error) => {

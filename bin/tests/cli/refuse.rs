@@ -90,8 +90,116 @@ fn a_run_is_not_made_whose_report_cannot_be_written_and_no_report_is_lost() {
     // A disk that is full is seen too late.
     let output = run(Path::new("/dev/full"));
     assert_eq!(output.status.code(), Some(5));
-    assert!(text(&output.stderr).contains("cannot write the report"));
+    assert!(text(&output.stderr).contains("cannot write the report to /dev/full"));
     assert!(text(&output.stdout).contains("keys alive"));
+}
+
+#[test]
+fn a_capture_that_cannot_be_begun_is_told_by_name_and_an_old_one_stays() {
+    let folder = Folder::new("capture");
+    folder.write("data", data(10));
+    let pcap = |file: &Path, pcap: &Path| {
+        let options = ["run".as_ref(), file.as_os_str(), "--pcap".as_ref()];
+        program().args(options).arg(pcap).output().unwrap()
+    };
+    let file = folder.write("nodes.toml", nodes("", "4 MiB", COPY));
+    let missing = folder.0.join("none/run.pcap");
+    let output = pcap(&file, &missing);
+    assert_eq!(output.status.code(), Some(3));
+    let said = text(&output.stderr);
+    assert!(said.contains(missing.to_str().unwrap()), "{said}");
+    assert!(output.stdout.is_empty(), "nothing ran");
+    // More memory than there is: everything else was had by then.
+    let large = nodes("", "4 TiB", "").replace("256 KiB", "1 GiB");
+    let large = folder.write("large.toml", large);
+    let old = folder.write("old.pcap", "an old capture");
+    let output = pcap(&large, &old);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&old).unwrap(), b"an old capture");
+    let output = pcap(&file, &old);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(fs::read(&old).unwrap()[..4], [0x4d, 0x3c, 0xb2, 0xa1]);
+}
+
+#[test]
+fn what_does_not_fit_the_node_file_is_told_before_anything_starts() {
+    let folder = Folder::new("misfit");
+    folder.write("data", data(10));
+    let file = folder.write("nodes.toml", nodes("", "4 MiB", COPY));
+    let output = program()
+        .arg("run")
+        .arg(&file)
+        .args(["--node", "10.0.0.1@o2ib"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--node is for nodes on an RDMA device"));
+    for (arguments, said) in [
+        (["--node", "10.0.0.256@o2ib"], "256 in its address"),
+        (["--node", "10.0.0.1@o2ib65536"], "the number 65536 of its"),
+    ] {
+        let output = program().arg("run").arg(&file).args(arguments).output();
+        let output = output.unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(text(&output.stderr).contains(said), "{said}");
+    }
+    for target in ["99:0x1", "0:0x1", "51"] {
+        let output = o2poll(&["get", "10.0.0.1@o2ib", target, "-o", "/dev/null"]);
+        assert_eq!(output.status.code(), Some(2), "{target}");
+    }
+    let idle = folder.write("idle.toml", nodes("", "4 MiB", ""));
+    let output = o2poll(&["run".as_ref(), idle.as_os_str()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("no node of this file has a job"));
+}
+
+#[cfg(feature = "verbs")]
+#[test]
+fn an_rdma_device_is_no_device_to_plan_for_and_its_nodes_are_known_by_name() {
+    let folder = Folder::new("rdma");
+    let file = folder.write(
+        "nodes.toml",
+        "[device]\nverbs = \"mlx5_0\"\n[[node]]\nnid = \"10.0.0.1@o2ib\"\n[[node]]\nnid = \"10.0.0.2@o2ib\"\n",
+    );
+    let output = o2poll(&["plan".as_ref(), file.as_os_str()]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("plan counts for the software device") && said.contains("`mlx5_0`"),
+        "{said}"
+    );
+    let output = program()
+        .arg("run")
+        .arg(&file)
+        .args(["--node", "10.0.0.3@o2ib"])
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("it has 10.0.0.1@o2ib, 10.0.0.2@o2ib"),
+        "{said}"
+    );
+}
+
+/// No device is there, or nobody answers: whatever goes wrong, the file is as it was.
+#[cfg(feature = "verbs")]
+#[test]
+fn a_get_that_gets_nothing_changes_no_file() {
+    let folder = Folder::new("get");
+    let old = folder.write("old", "as it was");
+    let new = folder.0.join("new");
+    for path in [&old, &new] {
+        let output = program()
+            .args(["get", "10.255.255.1@o2ib", "51:0x1", "--timeout", "1"])
+            .args(["--device", "none0", "-o"])
+            .arg(path)
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    }
+    assert_eq!(fs::read(&old).unwrap(), b"as it was");
+    assert_eq!(fs::read_dir(&folder.0).unwrap().count(), 1);
 }
 
 #[test]
@@ -149,7 +257,8 @@ fn a_duration_is_told_its_range() {
         ("0s", "1ms to 720h"),
         ("999us", "1ms to 720h"),
         ("721h", "1ms to 720h"),
-        ("5", "write it as 30s"),
+        ("5 weeks", "write it as 30s"),
+        ("0", "1ms to 720h"),
     ] {
         let output = o2poll(&["run", "none.toml", "--duration", given]);
         assert_eq!(output.status.code(), Some(2));

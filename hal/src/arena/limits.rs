@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 
+use super::note::Pool;
 use crate::procfs;
 
 /// The least of what bounds a mapping in small pages, and who says so. `None` where nobody does.
@@ -14,12 +15,20 @@ pub(super) fn available() -> Option<(usize, &'static str)> {
     machine.into_iter().chain(cgroup()).min()
 }
 
-/// Bytes of a reserved huge page and how many are free.
-pub(super) fn huge_pages() -> Option<(usize, usize)> {
+/// The pool of reserved huge pages.
+pub(super) fn huge_pages() -> Option<Pool> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let page = bytes(procfs::number(&text, "Hugepagesize")?);
-    let free = procfs::number(&text, "HugePages_Free")?;
-    (page.is_power_of_two()).then_some((page, usize::try_from(free).ok()?))
+    let count = |name| usize::try_from(procfs::number(&text, name)?).ok();
+    let free = count("HugePages_Free")?;
+    let all = count("HugePages_Total").unwrap_or(free);
+    page.is_power_of_two().then_some(Pool { page, free, all })
+}
+
+/// Bytes that the process has locked, for which the limit counts.
+pub(super) fn locked() -> usize {
+    let text = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    procfs::number(&text, "VmLck").map_or(0, bytes)
 }
 
 /// Whether `madvise(MADV_HUGEPAGE)` means anything here.

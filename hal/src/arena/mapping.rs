@@ -78,12 +78,13 @@ impl Mapping {
     /// From the pool of reserved huge pages, whose memory is set aside and never paged out.
     fn reserved(bytes: usize) -> Result<Self, Note> {
         let pool = limits::huge_pages();
-        let page = pool.map_or(HUGE_PAGE, |(page, _)| page);
+        let page = pool.map_or(HUGE_PAGE, |pool| pool.page);
         let length = bytes.checked_next_multiple_of(page);
         let refused = Note::NoHugePages {
             bytes: length.unwrap_or(bytes),
             page,
-            free: pool.map(|(_, free)| free),
+            free: pool.map(|pool| pool.free),
+            pool: pool.map_or(0, |pool| pool.all),
         };
         let length = length.ok_or(refused)?;
         let base = map(length, libc::MAP_HUGETLB).map_err(|_| refused)?;
@@ -216,6 +217,7 @@ impl Mapping {
         let over_limit = matches!(errno, libc::ENOMEM | libc::EPERM);
         Err(Note::NotLocked {
             bytes: self.length,
+            wanted: limits::locked().saturating_add(self.length),
             limit: limits::locked_memory().filter(|_| over_limit),
             errno,
         })

@@ -23,7 +23,7 @@ pub(crate) mod limits;
 mod mapping;
 mod note;
 
-pub use self::note::{Note, Size};
+pub use self::note::{Note, Size, joined};
 
 /// Whether an arena asks for huge pages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
