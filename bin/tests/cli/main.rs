@@ -1,6 +1,7 @@
 //! The real program, run as a user runs it.
 
 mod interrupt;
+mod limits;
 mod plan;
 mod refuse;
 mod run;
