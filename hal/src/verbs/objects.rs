@@ -70,6 +70,8 @@ pub struct CompletionQueue {
     pub(super) cqe: u32,
     /// It has room for the fences of its queue pairs.
     pub(super) fenced: bool,
+    /// Entries that it has, or would have, with them.
+    pub(super) with_fences: u32,
     refusal: Option<Refusal>,
 }
 
@@ -410,6 +412,7 @@ impl CompletionQueue {
             raw,
             cqe,
             fenced: true,
+            with_fences: cqe,
             refusal: None,
         }
     }
@@ -483,6 +486,7 @@ impl CompletionQueue {
             raw,
             cqe,
             fenced,
+            with_fences: wanted,
             refusal,
         })
     }
