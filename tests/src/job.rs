@@ -101,7 +101,7 @@ impl Jobs {
     ) -> usize {
         let this = Self::drive(world, connection, jobs, meddle);
         this.check_loosely(world);
-        let moved = |running: &&Running| running.outcome.is_some_and(|end| end > Ok(0));
+        let moved = |running: &&Running| matches!(running.outcome, Some(Ok(bytes)) if bytes != 0);
         this.running.iter().filter(moved).count()
     }
 

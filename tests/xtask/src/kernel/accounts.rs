@@ -254,6 +254,8 @@ mod tests {
         })
     }
 
+    type Change<'a> = &'a dyn Fn(&mut Value, &mut Value);
+
     /// Whether the reports agree where `reports` has changed them: the initiator's, the target's.
     fn agree(served: u64, ended: u64, change: impl Fn(&mut Value, &mut Value)) -> bool {
         let (mut ours, mut theirs) = (whole(), target(served, ended));
@@ -326,7 +328,7 @@ mod tests {
             |ours: &mut Value, _: &mut Value| ours["failures"] = json!(["it is gone"]);
         let theirs_failed =
             |_: &mut Value, theirs: &mut Value| theirs["failures"] = json!(["it is gone"]);
-        let changes: [&dyn Fn(&mut Value, &mut Value); 3] = [&again, &ours_failed, &theirs_failed];
+        let changes: [Change; 3] = [&again, &ours_failed, &theirs_failed];
         for change in changes {
             for (served, ended, fits) in [
                 (60, 1, true),
