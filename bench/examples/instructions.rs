@@ -4,6 +4,8 @@
 //! cargo build --release -p o2poll-bench --example instructions
 //! valgrind --tool=callgrind --toggle-collect='*measured*' target/release/examples/instructions get 4096 1 2000
 //! ```
+//!
+//! `idle COUNT` instead of a transfer: polls that find nothing.
 
 use std::env;
 

@@ -472,4 +472,5 @@ Exit status:
   5    a transfer, a connection, a device or a thread failed, or the report could not be written
   6    a key was alive, something was not given back, or a polling core allocated
   7    interrupted before a copy had been compared
+  8    a transfer did not end exactly once, or brought bytes that nobody compared
   130  interrupted twice (143 by SIGTERM)";

@@ -1,6 +1,7 @@
 //! What a person sees while jobs run: bars on a terminal, lines where they are wanted.
 
 use std::collections::HashMap;
+use std::io::{self, Write as _};
 use std::sync::Arc;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -43,7 +44,10 @@ impl Bars {
 impl Watcher for Bars {
     fn line(&mut self, text: &str, important: bool) {
         if important || self.verbose {
-            self.all.suspend(|| eprintln!("o2poll: {text}"));
+            // Who does not read it any more must not end the run.
+            let _ = self
+                .all
+                .suspend(|| writeln!(io::stderr(), "o2poll: {text}"));
         }
     }
 

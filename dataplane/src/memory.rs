@@ -205,7 +205,7 @@ impl<'a> PageList<'a> {
     /// no range back.
     ///
     /// # Errors
-    /// The range, when the list holds [`MAX_FRAGMENTS`] already.
+    /// The range, when the list holds [`MAX_FRAGMENTS`] already, or is one of [`Shares`].
     pub fn push_shared(&mut self, range: SharedRange<'a>) -> Result<(), SharedRange<'a>> {
         let owned = Range {
             piece: range.piece,
@@ -220,8 +220,11 @@ impl<'a> PageList<'a> {
     /// Appends a range. Empty ranges are legal and dropped.
     ///
     /// # Errors
-    /// The range, when the list holds [`MAX_FRAGMENTS`] already.
+    /// The range, when the list holds [`MAX_FRAGMENTS`] already, or is one of [`Shares`].
     pub fn push(&mut self, range: Range<'a>) -> Result<(), Range<'a>> {
+        if matches!(self.sharing, Sharing::Of(_)) {
+            return Err(range);
+        }
         if range.piece.length == 0 {
             return Ok(());
         }

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use o2poll::Verdict;
+
 use crate::{COPY, Folder, WORKLOAD, data, nodes, o2poll, program, shipped, text};
 
 #[test]
@@ -202,6 +204,17 @@ fn the_shipped_file_is_printed_as_it_is() {
         "o2poll run config/loopback.toml",
     ] {
         assert!(help.contains(word), "{help}");
+    }
+    for verdict in [
+        Verdict::Good,
+        Verdict::CutShort,
+        Verdict::NotClean,
+        Verdict::Failed,
+        Verdict::Mismatch,
+        Verdict::Unaccounted,
+    ] {
+        let line = format!("\n  {}    ", verdict.code());
+        assert!(help.contains(&line), "{verdict:?}: {help}");
     }
     assert_eq!(o2poll(&["no-such-verb"]).status.code(), Some(2));
 }

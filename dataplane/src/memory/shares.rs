@@ -22,9 +22,9 @@ impl<'a> Shares<'a> {
         Self { whole, out: 0 }
     }
 
-    /// Makes an empty list one of the same ranges; whether it was empty.
+    /// Makes an empty list one of the same ranges; whether it was empty, and no share of another.
     pub fn share(&mut self, list: &mut PageList<'a>) -> bool {
-        if !list.pieces.is_empty() {
+        if !list.pieces.is_empty() || list.sharing != Sharing::None {
             return false;
         }
         let Some(out) = self.out.checked_add(1) else {
@@ -130,6 +130,21 @@ mod tests {
     }
 
     #[test]
+    fn a_share_takes_no_range_and_no_other_share() {
+        let empty = Box::leak(Box::new(PageList::new()));
+        let mut shares = Shares::new(empty);
+        let mut others = Shares::new(list(8));
+        let mut share = PageList::new();
+        assert!(shares.share(&mut share));
+        assert!(!others.share(&mut share), "of an empty list, yet a share");
+        let range = list(8).pop().unwrap();
+        let range = share.push(range).unwrap_err();
+        assert!(share.push_shared(range.share()).is_err());
+        assert!(shares.take_back(&mut share));
+        assert!(shares.whole().is_ok() && others.whole().is_ok());
+    }
+
+    #[test]
     fn only_a_share_of_this_list_is_taken_back() {
         let (mut shares, mut others) = (Shares::new(list(8)), Shares::new(list(8)));
         let mut share = PageList::new();
@@ -138,6 +153,7 @@ mod tests {
         assert!(!shares.take_back(list(8)));
         assert!(!shares.share(list(8)), "it has ranges of its own");
         assert_eq!(share.length(), 8);
+        assert!(!shares.share(&mut share), "it is another list's");
         assert!(shares.whole().is_ok());
         assert!(others.take_back(&mut share));
     }

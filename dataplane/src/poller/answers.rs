@@ -337,7 +337,7 @@ impl<N: Nic> Poller<'_, N> {
     }
 }
 
-/// Bytes that a peer's sink takes, whose only fragment is this.
+/// Bytes that a peer's sink takes; `only` is its fragment, where it has but one.
 #[inline(always)]
 pub(super) fn room_in(sink: &Descriptor<'_>, only: Option<Fragment>) -> u32 {
     match only {

@@ -13,7 +13,7 @@ use crate::wire::ping;
 
 /// What puts work requests of a connection's transfers on the open chain: the device, and everything that is written down
 /// of them. The poller without its connections and transfers, so that the one is looked up once for a whole chain, and
-/// each of the others once for a whole step.
+/// a transfer once for a whole step (twice for a message).
 pub(super) struct Desk<'p, 'a, N: Nic> {
     pub(super) nic: &'p mut N,
     pub(super) capabilities: &'p Capabilities,

@@ -50,7 +50,7 @@ impl<'a, N: Nic> Poller<'a, N> {
             })
     }
 
-    /// Starts a transfer of the peer. `has_share` said that there is room.
+    /// Starts a transfer of the peer. Whoever calls has found that there is room.
     #[inline(always)]
     pub(super) fn admit(&mut self, mut transfer: Transfer<'a>) -> Option<Handle> {
         transfer.message = self.messages.take().map(Slot::Home);

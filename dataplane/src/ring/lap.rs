@@ -121,7 +121,7 @@ fn ring_at<'a>(
 }
 
 /// The position of index `at`. Indices run freely; a ring has no more than a quarter of them, so two laps of a slot
-/// never have the same one.
+/// in a row never have the same one.
 const fn slot_of(at: u32, mask: u32) -> usize {
     (at & mask) as usize
 }
@@ -258,16 +258,8 @@ impl LapConsumer<'_> {
         }))
     }
 
-    /// The message behind the oldest, left in the ring: for who wants to prepare it. To be asked for only
-    /// when there is an oldest one: looking at a slot that is being written takes its line away.
-    #[inline]
-    #[must_use]
-    pub fn peek_second(&self) -> Option<Message> {
-        self.peek_at(1)
-    }
-
-    /// The message `ahead` places behind the oldest, as [`peek_second`](Self::peek_second) is that of the next
-    /// place: for who has seen all before it.
+    /// The message `ahead` places behind the oldest, left in the ring: for who wants to prepare it, and has seen all
+    /// before it. Looking at a slot that is being written takes its line away.
     #[inline]
     #[must_use]
     pub fn peek_at(&self, ahead: u16) -> Option<Message> {
@@ -406,7 +398,7 @@ mod tests {
                     }
                     2..=5 => {
                         prop_assert_eq!(consumer.peek(), model.front().copied());
-                        prop_assert_eq!(consumer.peek_second(), model.get(1).copied());
+                        prop_assert_eq!(consumer.peek_at(1), model.get(1).copied());
                         popped += usize::from(!model.is_empty());
                         prop_assert_eq!(consumer.pop(), model.pop_front());
                     }

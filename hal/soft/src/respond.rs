@@ -22,6 +22,8 @@ enum Outcome {
 struct Left {
     bytes: u32,
     packets: u32,
+    /// A long slice may be granted yet: once per poll.
+    may_grow: bool,
 }
 
 /// How a request for data went, so far.
@@ -42,6 +44,7 @@ impl<W: Wire> Soft<'_, W> {
         let mut left = Left {
             bytes: self.profile.slice,
             packets: self.profile.packets,
+            may_grow: true,
         };
         let ports = self.wire.ports();
         let mut port = self.port;
@@ -69,7 +72,12 @@ impl<W: Wire> Soft<'_, W> {
             // served.
             self.wire.prefetch(port);
             let slice = self.profile.slice;
-            if left.bytes == slice && packet.length() > slice && self.is_alone(port) {
+            if left.may_grow
+                && left.bytes == slice
+                && packet.length() > slice
+                && self.is_alone(port)
+            {
+                left.may_grow = false;
                 left.bytes = slice.saturating_mul(self.profile.alone);
             }
             if self.take(port, &packet, &mut left.bytes) == Outcome::Again {
@@ -144,7 +152,8 @@ impl<W: Wire> Soft<'_, W> {
     }
 
     /// The common case, in one go: the next packet is a whole SEND or WRITE of one span, it fits into what this
-    /// poll may move, and nothing is wrong with it. Else false, and nothing was done.
+    /// poll may move, and nothing is wrong with it. Else false, and nothing was
+    /// done (`remote` has looked at the whole length, so a WRITE does not stop half way).
     #[inline(always)]
     fn take_whole(&mut self, index: u32, packet: &Packet, bytes: &mut u32) -> bool {
         let Some(mut held) = self.table.held(index) else {

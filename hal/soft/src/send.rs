@@ -142,7 +142,7 @@ impl<W: Wire> Soft<'_, W> {
         while slot.sent != slot.tail && slot.resume == 0 {
             let position = slot.sent;
             let entry = sends.at(position)?;
-            if entry.is(Marks::PLAIN) {
+            if entry.is(Marks::PLAIN) && entry.failure.is_none() {
                 if slot.cursor.begun || before(slot.psn, slot.acked) {
                     return None;
                 }

@@ -40,11 +40,12 @@ impl<W: Wire> Soft<'_, W> {
                 slot.retries = pair.retry_count;
             }
         }
-        slot.deadline = if slot.in_flight() {
-            now.wrapping_add(timeout)
-        } else {
-            NEVER
-        };
+        slot.deadline = NEVER;
+        if slot.in_flight() {
+            // After a pause for a receive it may be sooner than what was set for the pause.
+            slot.deadline = now.wrapping_add(timeout);
+            self.timers.set(slot.deadline);
+        }
         complete(index, slot, &mut sends, &mut self.completions);
         if slot.state == State::Closing && !slot.in_flight() {
             self.flush_sends(index);

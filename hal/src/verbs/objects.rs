@@ -172,8 +172,9 @@ impl Domain {
         rights: Rights,
     ) -> Result<Memory, DeviceError> {
         let bytes = NonNull::from(range.bytes());
-        // SAFETY: a range for ever is mapped for ever, by the contract of `Range::new`, and lends its bytes as references only
-        // while no submission and no descriptor has it.
+        // SAFETY: a range for ever is mapped for ever, by the contract of `Range::new`. What the program may write itself it reads
+        // only where no submission and no descriptor has it. That a peer with the key keeps to that as well is what `exposure`
+        // asks the user to trust: a peer that does not changes bytes under a reader, as it does with any card.
         unsafe { self.register(bytes.cast(), bytes.len(), rights) }
     }
 

@@ -47,8 +47,10 @@ fn rings() {
         drain,
         ring::lap_ring,
         ring::LapProducer::push,
+        ring::LapProducer::push_slice,
         ring::LapProducer::room,
         ring::LapConsumer::peek,
+        ring::LapConsumer::peek_at,
         ring::LapConsumer::pop,
     ];
 }

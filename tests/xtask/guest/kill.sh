@@ -25,16 +25,18 @@ grep -q 'FAILED: .*10.9.0.1@o2ib' "$DIR/initiator.1" || fail "it does not name t
 grep -q '^10.9.0.2@o2ib .* nothing$' "$DIR/initiator.1" || fail "it has something left over"
 
 say "another life of the target; now the initiator is killed"
+# It must not end by itself before it is killed, nor before the target has noticed.
+node_file 600 10 3
 start_target target.2
-initiator 100 initiator.2 >"$DIR/initiator.2" 2>&1 &
+"$O2POLL" run "$FILE" --node 10.9.0.2@o2ib -v >"$DIR/initiator.2" 2>&1 &
 INITIATOR=$!
 until_true 60 grep -q workload "$DIR/initiator.2" || { cat "$DIR/initiator.2"; fail "no workload"; }
 sleep 2
-process=$(pgrep -P "$INITIATOR" -x o2poll || echo "$INITIATOR")
-kill -KILL $process
-for one in $process; do
-    gone_within "$one" 5 || fail "the killed initiator is there after 5 s"
-done
+kill -KILL "$INITIATOR"
+gone_within "$INITIATOR" 5 || fail "the killed initiator is there after 5 s"
+wait "$INITIATOR" && status=0 || status=$?
+[ "$status" -eq 137 ] || fail "the initiator was not killed, it ended with status $status"
+say "it is gone"
 until_true 60 grep -q 'the connection with 10.9.0.2@o2ib has ended' "$DIR/target.2" ||
     { cat "$DIR/target.2"; fail "the target does not notice"; }
 say "the same target serves the next one"

@@ -306,3 +306,33 @@ fn timers_of_all_queue_pairs_run_out_in_their_time() {
         assert!((least..=most).contains(&took), "{took} polls");
     }
 }
+
+#[test]
+fn a_poll_moves_no_more_than_a_long_slice() {
+    let mut hoard = Hoard::default();
+    let mut profile = Profile::frwr();
+    (profile.slice, profile.alone) = (8, 4);
+    let pair = QueuePair::new(1, 0, 2, 32, 32);
+    let mut end = End::new(&mut hoard, profile, LIMITS, Script::default(), pair);
+    for id in 0..16 {
+        end.post(id, 64 * id as usize, 64);
+    }
+    let source = end.arena.sge(4096, 24);
+    let span = crate::Span::of_packet(source.address, 24);
+    let all: Vec<_> = (0..16)
+        .map(|psn| {
+            Packet::request(
+                Opcode::Send,
+                Flags::WHOLE,
+                Route::new(1, 2),
+                &body(psn, 24, span),
+            )
+        })
+        .collect();
+    play(&mut end, &all);
+    assert!(
+        end.soft.counts().bytes <= 32,
+        "{} bytes in one poll",
+        end.soft.counts().bytes
+    );
+}
