@@ -328,7 +328,7 @@ mod tests {
             |ours: &mut Value, _: &mut Value| ours["failures"] = json!(["it is gone"]);
         let theirs_failed =
             |_: &mut Value, theirs: &mut Value| theirs["failures"] = json!(["it is gone"]);
-        let changes: [Change; 3] = [&again, &ours_failed, &theirs_failed];
+        let changes: [Change<'_>; 3] = [&again, &ours_failed, &theirs_failed];
         for change in changes {
             for (served, ended, fits) in [
                 (60, 1, true),
