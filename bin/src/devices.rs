@@ -273,23 +273,7 @@ fn hardware(name: String, asked: Asked) -> DeviceLine {
         Ok(found) => found,
         Err(error) => return unknown(name, error.to_string()),
     };
-    let attributes = device.attributes();
-    let count = |number: core::ffi::c_int| u32::try_from(number).unwrap_or(0);
-    let none = nothing();
-    let capabilities = Capabilities {
-        mechanisms: if findings.windows {
-            Mechanisms::WINDOW
-        } else {
-            Mechanisms::empty()
-        },
-        remote_invalidate: findings.remote_invalidate,
-        max_sge: count(attributes.max_sge),
-        max_send_wr: count(attributes.max_qp_wr),
-        max_recv_wr: count(attributes.max_qp_wr),
-        max_cqe: count(attributes.max_cqe),
-        max_windows: count(attributes.max_mw),
-        ..none
-    };
+    let capabilities = device.capabilities(&findings);
     let mut line = line(name, "verbs", &capabilities, asked);
     line.notes = findings.notes;
     line

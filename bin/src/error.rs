@@ -43,11 +43,8 @@ pub enum NodeError {
     /// Keys of the device are too short for a whole transfer.
     #[error("{0}")]
     ShortKeys(String),
-    /// Windows for one direction only.
-    #[error(
-        "the device has {most} memory window, and each direction needs one: the GETs of two nodes could hold the only one of \
-         each while their PUTs wait for it; use another device, or a function of it that has more (max_mw)"
-    )]
+    /// Windows for one direction only, or none.
+    #[error("the device has {}", few_windows(*most))]
     FewWindows {
         /// How many.
         most: usize,
@@ -210,4 +207,13 @@ pub enum NodeError {
         /// How long it was waited for.
         after: Duration,
     },
+}
+
+fn few_windows(most: usize) -> &'static str {
+    if most == 0 {
+        return "no memory windows, by its own word (max_mw and max_mr are 0), and transfers need them; use another device, \
+                or a function of it that has some";
+    }
+    "one memory window, and each direction needs one: the GETs of two nodes could hold the only one of each while their \
+     PUTs wait for it; use another device, or a function of it that has more (max_mw)"
 }

@@ -544,6 +544,16 @@ mod tests {
         let error = on(1).unwrap_err();
         assert!(matches!(error, NodeError::FewWindows { most: 1 }));
         assert!(error.to_string().contains("max_mw"), "{error}");
+        assert!(
+            error.to_string().contains("has one memory window,"),
+            "{error}"
+        );
+        let error = on(0).unwrap_err();
+        assert!(matches!(error, NodeError::FewWindows { most: 0 }));
+        assert!(
+            error.to_string().contains("has no memory windows,"),
+            "{error}"
+        );
         assert_eq!(on(2).unwrap().shape.windows, 2);
         // Its own limit counts as well.
         let mut profile = Profile::windows();

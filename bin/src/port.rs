@@ -39,6 +39,10 @@ pub(crate) struct CorePort {
     /// Whose the next answers to an attach are, in the order of the submissions: that of a common entry, or of who asked
     /// this core alone.
     attaching: VecDeque<Option<usize>>,
+    /// Detaches of the application that are not answered yet.
+    detaching: usize,
+    /// Detaches of the port itself that may be answered without an entry: the core has let it go before, because it stops.
+    own_detaches: usize,
     /// Empty lists for its shares of common entries.
     lists: Vec<&'static mut PageList<'static>>,
 }
@@ -107,6 +111,8 @@ impl Port {
                         0 => 0,
                         _ => MOST_ATTACHING,
                     }),
+                    detaching: 0,
+                    own_detaches: 0,
                     lists: lend(entries, PageList::new).iter_mut().collect(),
                     submissions,
                     events,
@@ -165,7 +171,9 @@ impl Port {
         if attaches && core.attaching.len() >= MOST_ATTACHING {
             return Err(submission);
         }
+        let detaches = matches!(submission, Submission::Detach { .. });
         core.submissions.push(submission)?;
+        core.detaching += usize::from(detaches);
         if attaches {
             core.attaching.push_back(None);
         }
@@ -286,6 +294,7 @@ impl Port {
                     && core.submissions.push(Submission::Detach { entry }).is_ok()
                 {
                     *on = On::Leaving;
+                    core.own_detaches += 1;
                 }
             }
         }
@@ -315,6 +324,9 @@ impl Port {
                     None => self.place_of(&entry),
                 };
                 let Some(place) = place else {
+                    if let (None, Some(core)) = (why, self.cores.get_mut(core)) {
+                        core.detaching = core.detaching.saturating_sub(1);
+                    }
                     return Some(Event::Detached {
                         entry: Some(entry),
                         why,
@@ -324,7 +336,12 @@ impl Port {
                 self.stands(place, core, On::Absent, refused);
                 self.settle(place)
             }
-            other => Some(other),
+            Event::Detached { entry: None, .. } => self
+                .cores
+                .get_mut(core)?
+                .answers_the_application()
+                .then_some(event),
+            Event::Landed(_) | Event::Done { .. } => Some(event),
         }
     }
 
@@ -402,6 +419,22 @@ impl Port {
     }
 }
 
+impl CorePort {
+    /// Whether a detach that named nothing was the application's. One such answer is like another, so what counts is how many
+    /// each of the two has asked for.
+    const fn answers_the_application(&mut self) -> bool {
+        if self.detaching > 0 {
+            self.detaching -= 1;
+            return true;
+        }
+        if self.own_detaches > 0 {
+            self.own_detaches -= 1;
+            return false;
+        }
+        true
+    }
+}
+
 impl Like {
     fn split(entry: Entry<'static>) -> (Self, &'static mut PageList<'static>) {
         let like = Self {
@@ -430,3 +463,147 @@ impl Like {
 
 /// Most attaches of one core that are not answered yet, on a node of several.
 const MOST_ATTACHING: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::{PollerEnds, Port};
+    use crate::node::lend;
+    use o2poll_dataplane::endpoint::{
+        Entry, EntryOptions, Event, MatchBits, Portal, Submission, Token,
+    };
+    use o2poll_dataplane::memory::PageList;
+    use o2poll_dataplane::pool::Handle;
+    use o2poll_dataplane::wire::Nid;
+
+    const NOTHING: Event<'static> = Event::Detached {
+        entry: None,
+        why: None,
+    };
+
+    /// A node of two cores, which answer by hand, and an entry that both have under these names.
+    fn attached() -> (Port, [PollerEnds; 2], [Entry<'static>; 2], [Handle; 2]) {
+        let (mut port, ends) = Port::new(2, 16, 2);
+        let mut ends: [PollerEnds; 2] = ends.try_into().unwrap();
+        let memory = lend(1, PageList::new).iter_mut().next().unwrap();
+        let submission = Submission::Attach(Entry {
+            token: Token(7),
+            portal: Portal(60),
+            match_bits: MatchBits(5),
+            ignore_bits: MatchBits(0),
+            from: Nid::ANY,
+            options: EntryOptions::PUT,
+            memory,
+        });
+        assert!(port.submit(submission).is_ok());
+        let names = [3, 4].map(Handle::from_bits);
+        let mut name = names.iter();
+        let shares = ends.each_mut().map(|(submissions, events)| {
+            let Some(Submission::Attach(share)) = submissions.pop() else {
+                panic!("not attached");
+            };
+            let (token, entry) = (share.token, *name.next().unwrap());
+            events.push(Event::Attached { token, entry }).unwrap();
+            share
+        });
+        let answer = port.event();
+        let named = matches!(answer, Some(Event::Attached { entry, .. }) if entry == names[0]);
+        assert!(named, "{answer:?}");
+        (port, ends, shares, names)
+    }
+
+    fn ended(share: Entry<'static>) -> Event<'static> {
+        Event::Detached {
+            entry: Some(share),
+            why: None,
+        }
+    }
+
+    fn gives_back(port: &mut Port) {
+        let event = port.event();
+        let whole = matches!(
+            event,
+            Some(Event::Detached {
+                entry: Some(_),
+                why: None
+            })
+        );
+        assert!(whole, "{event:?}");
+    }
+
+    fn says_nothing(port: &mut Port) {
+        let event = port.event();
+        assert!(event.is_none(), "{event:?}");
+    }
+
+    fn says_that_nothing_was_named(port: &mut Port) {
+        let event = port.event();
+        let nothing = matches!(
+            event,
+            Some(Event::Detached {
+                entry: None,
+                why: None
+            })
+        );
+        assert!(nothing, "{event:?}");
+    }
+
+    fn detached(ends: &mut PollerEnds, name: Handle) {
+        let told = ends.0.pop();
+        let detach = matches!(told, Some(Submission::Detach { entry }) if entry == name);
+        assert!(detach, "{told:?}");
+    }
+
+    #[test]
+    fn cores_that_stop_one_after_the_other_say_nothing_that_the_application_has_not_asked_for() {
+        let (mut port, mut ends, [first, second], names) = attached();
+        ends[0].1.push(ended(first)).unwrap();
+        says_nothing(&mut port);
+        // The second core has stopped as well by the time that it looks at what the port tells it.
+        ends[1].1.push(ended(second)).unwrap();
+        detached(&mut ends[1], names[1]);
+        ends[1].1.push(NOTHING).unwrap();
+        gives_back(&mut port);
+        says_nothing(&mut port);
+    }
+
+    #[test]
+    fn a_core_that_stops_while_the_application_detaches_is_not_heard_twice() {
+        let (mut port, mut ends, [first, second], names) = attached();
+        let submission = Submission::Detach { entry: names[0] };
+        assert!(port.submit(submission).is_ok());
+        for (ends, (share, name)) in ends.iter_mut().zip([first, second].into_iter().zip(names)) {
+            // It was busy, so that its end comes behind the answer.
+            detached(ends, name);
+            ends.1.push(NOTHING).unwrap();
+            ends.1.push(ended(share)).unwrap();
+        }
+        gives_back(&mut port);
+        says_nothing(&mut port);
+    }
+
+    #[test]
+    fn the_application_is_told_of_each_detach_of_its_own_that_named_nothing() {
+        let (mut port, mut ends, [first, second], names) = attached();
+        assert!(
+            port.submit(Submission::Detach { entry: names[0] }).is_ok(),
+            "a full ring"
+        );
+        for (ends, (share, name)) in ends.iter_mut().zip([first, second].into_iter().zip(names)) {
+            detached(ends, name);
+            ends.1.push(ended(share)).unwrap();
+        }
+        gives_back(&mut port);
+        // By a name that is dead, twice, on either core.
+        for (core, (ends, entry)) in ends.iter_mut().zip(names).enumerate() {
+            for _ in 0..2 {
+                let submission = Submission::Detach { entry };
+                assert!(port.submit_to(core, submission).is_ok());
+                detached(ends, entry);
+                ends.1.push(NOTHING).unwrap();
+            }
+            says_that_nothing_was_named(&mut port);
+            says_that_nothing_was_named(&mut port);
+        }
+        says_nothing(&mut port);
+    }
+}

@@ -92,15 +92,17 @@ impl Jobs {
     }
 
     /// As `run`, while `meddle` may cancel, close, break and stop things. Every job has exactly one event all the
-    /// same; what it says is true; and no byte is other than it was or ought to be.
+    /// same; what it says is true; and no byte is other than it was or ought to be. How many have moved data.
     pub fn run_through<B: Backend>(
         world: &mut World<B>,
         connection: [Handle; 2],
         jobs: &[Job],
         meddle: impl FnMut(&mut World<B>),
-    ) {
+    ) -> usize {
         let this = Self::drive(world, connection, jobs, meddle);
         this.check_loosely(world);
+        let moved = |running: &&Running| matches!(running.outcome, Some(Ok(bytes)) if bytes != 0);
+        this.running.iter().filter(moved).count()
     }
 
     fn drive<B: Backend>(

@@ -172,8 +172,8 @@ impl Backend for Rdma {
         let [near, far] = pairs.each_ref().map(QueuePair::number);
         for (pair, number) in pairs.iter_mut().zip([far, near]) {
             let path = Path {
-                // 8.6 s. Nothing is lost on the way from a device to itself, and a request that is sent again behind a
-                // BIND stops an rxe queue pair for good.
+                // 8.6 s. Nothing is lost on the way from a device to itself: what is not acknowledged sooner is late, because
+                // the machine is busy, and sending it again would make that worse.
                 timeout: 21,
                 retry_count: 6,
                 rnr_retry: 6,

@@ -16,7 +16,6 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use o2poll_config::{Config, Exposure, Idle, Machine};
-use o2poll_dataplane::nic::Mechanisms;
 use o2poll_dataplane::peer::Local;
 use o2poll_dataplane::poller::Sizes;
 use o2poll_dataplane::wire::Nid;
@@ -272,25 +271,18 @@ impl<A: Application> Control<A> {
 /// What the plan has to know of a device, and how many windows it has. The plan speaks of profiles of the software
 /// device; of this one it looks at the capabilities.
 fn profile(device: &Device, findings: &Findings) -> (Profile, u32) {
-    let attributes = device.attributes();
-    let most = |number: i32| u32::try_from(number).unwrap_or(0);
-    let mut profile = Profile::frwr();
-    let capabilities = &mut profile.capabilities;
-    capabilities.max_send_wr = most(attributes.max_qp_wr);
-    capabilities.max_recv_wr = most(attributes.max_qp_wr);
-    capabilities.max_cqe = most(attributes.max_cqe);
-    capabilities.max_sge = most(attributes.max_sge).min(MOST_SGE);
+    let mut capabilities = device.capabilities(findings);
+    capabilities.max_sge = capabilities.max_sge.min(MOST_SGE);
     // On rxe a peer's SEND_WITH_INV of a dead key crashes the kernel: nobody is invited to send one.
-    capabilities.remote_invalidate =
-        findings.remote_invalidate && !device.quirks().contains(Quirks::RXE);
-    // What the driver has, whatever else a card could do.
-    (capabilities.mechanisms, capabilities.max_windows) = if findings.windows {
-        (Mechanisms::WINDOW, most(attributes.max_mw))
-    } else {
-        (Mechanisms::empty(), 0)
-    };
-    capabilities.region_lkey = false;
+    capabilities.remote_invalidate &= !device.quirks().contains(Quirks::RXE);
+    if !findings.windows {
+        capabilities.max_windows = 0;
+    }
     let windows = capabilities.max_windows;
+    let profile = Profile {
+        capabilities,
+        ..Profile::frwr()
+    };
     (profile, windows)
 }
 
@@ -304,7 +296,7 @@ fn grants(device: &Device, sizes: &Sizes, max_sge: u32) -> bool {
     };
     let made = Domain::new(device).and_then(|domain| {
         let cq = CompletionQueue::new(device, sizes.send_wr.saturating_add(sizes.recv_wr), false)?;
-        QueuePair::new(&domain, &cq, shape)
+        QueuePair::for_trial(&domain, &cq, shape)
     });
     made.is_ok()
 }

@@ -8,6 +8,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use o2poll_dataplane::nic::{Capabilities, Mechanisms};
 use rdma_core_sys::inline::{ibv_query_gid_table, ibv_query_port};
 use rdma_core_sys::libibverbs;
 use rdma_core_sys::types::{
@@ -20,6 +21,7 @@ use rdma_core_sys::types::{
 
 use super::DeviceError;
 use super::objects::{nonblocking, readable};
+use super::probe::Findings;
 use super::quirks::Quirks;
 use super::raw::{Calls, Context, Cq};
 
@@ -161,7 +163,8 @@ impl Device {
     }
 
     /// What has gone wrong with it since it was last asked, where nobody could be told: calls that were to destroy something
-    /// and failed, by name and error number, and completions of requests that were not outstanding. What nobody has asked for
+    /// and failed, by name and error number, completions of requests that were not outstanding, and, once for each cause,
+    /// why queue pairs go without the fences of [`Quirks::BIND_IS_REPLAYED`]. What nobody has asked for
     /// when the device is closed goes to standard error.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
@@ -191,6 +194,43 @@ impl Device {
     pub fn offers_windows(&self) -> bool {
         let flags = IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
         self.0.attr.device_cap_flags & flags != 0
+    }
+
+    /// The most type-2 windows that it has. Linux's mlx4 says that it has them and leaves `max_mw` at 0: its windows are of
+    /// the table of its memory regions, so that `max_mr` is their limit as well.
+    #[must_use]
+    pub fn windows(&self) -> u32 {
+        let attr = &self.0.attr;
+        match count(attr.max_mw) {
+            0 if self.offers_windows() => count(attr.max_mr),
+            most => most,
+        }
+    }
+
+    /// What the data plane may count on: what it says of itself, and what was [found out](super::probe).
+    #[must_use]
+    pub fn capabilities(&self, findings: &Findings) -> Capabilities {
+        let attr = &self.0.attr;
+        Capabilities {
+            mechanisms: if findings.windows {
+                Mechanisms::WINDOW
+            } else {
+                Mechanisms::empty()
+            },
+            max_fragments: 0,
+            max_pages: 0,
+            page_shift: 12,
+            zero_based: false,
+            // Whether the device does or not: this driver does.
+            checks_reuse: true,
+            region_lkey: false,
+            remote_invalidate: findings.remote_invalidate,
+            max_sge: count(attr.max_sge),
+            max_send_wr: count(attr.max_qp_wr),
+            max_recv_wr: count(attr.max_qp_wr),
+            max_cqe: count(attr.max_cqe),
+            max_windows: self.windows(),
+        }
     }
 
     /// What a port is like now. They are counted from 1.
@@ -462,6 +502,11 @@ impl Drop for List {
         // SAFETY: got from the library, freed once. Open devices do not need it.
         unsafe { (self.calls.free_device_list)(self.raw) };
     }
+}
+
+/// A limit, as libibverbs numbers it. It is negative where the kernel's does not fit.
+fn count(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or(0)
 }
 
 /// What a call says that answers with an error number, or with -1 and `errno`.

@@ -6,8 +6,8 @@ use core::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use o2poll_dataplane::nic::{
-    Burst, Capabilities, Completion, Fault, LKey, Layout, Mechanisms, Nic, Qp, RKey, ReceiveQueue,
-    Region, Rejected, SendWr, Sge, Status, WrId,
+    Burst, Capabilities, Completion, Fault, LKey, Layout, Nic, Qp, RKey, ReceiveQueue, Region,
+    Rejected, SendWr, Sge, Status, WrId,
 };
 use rdma_core_sys::inline::{ibv_poll_cq, ibv_post_recv, ibv_req_notify_cq};
 use rdma_core_sys::types::{ibv_recv_wr, ibv_sge, ibv_wc};
@@ -488,26 +488,12 @@ unsafe impl Send for Verbs {}
 
 /// What the data plane may count on.
 pub(super) fn capabilities(device: &Device, findings: &Findings, limits: &Limits) -> Capabilities {
-    let attr = device.attributes();
-    let most = |number: i32| u32::try_from(number).unwrap_or(0);
+    let all = device.capabilities(findings);
     Capabilities {
-        mechanisms: if findings.windows {
-            Mechanisms::WINDOW
-        } else {
-            Mechanisms::empty()
-        },
-        max_fragments: 0,
-        max_pages: 0,
-        page_shift: 12,
-        zero_based: false,
-        // Whether the device does or not: this driver does.
-        checks_reuse: true,
-        region_lkey: false,
-        remote_invalidate: findings.remote_invalidate,
-        max_sge: limits.max_sge.min(most(attr.max_sge)),
-        max_send_wr: limits.send_wr.min(most(attr.max_qp_wr)),
-        max_recv_wr: limits.recv_wr.min(most(attr.max_qp_wr)),
-        max_cqe: most(attr.max_cqe),
-        max_windows: limits.windows.min(most(attr.max_mw)),
+        max_sge: limits.max_sge.min(all.max_sge),
+        max_send_wr: limits.send_wr.min(all.max_send_wr),
+        max_recv_wr: limits.recv_wr.min(all.max_recv_wr),
+        max_windows: limits.windows.min(all.max_windows),
+        ..all
     }
 }

@@ -70,6 +70,8 @@ pub struct CompletionQueue {
     pub(super) cqe: u32,
     /// It has room for the fences of its queue pairs.
     pub(super) fenced: bool,
+    /// Entries that it has, or would have, with them.
+    pub(super) with_fences: u32,
     refusal: Option<Refusal>,
 }
 
@@ -411,6 +413,7 @@ impl CompletionQueue {
             raw,
             cqe,
             fenced: true,
+            with_fences: cqe,
             refusal: None,
         }
     }
@@ -484,6 +487,7 @@ impl CompletionQueue {
             raw,
             cqe,
             fenced,
+            with_fences: wanted,
             refusal,
         })
     }

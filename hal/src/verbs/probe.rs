@@ -113,8 +113,8 @@ impl<'d> Trial<'d> {
             inline: 0,
         };
         let mut pairs = [
-            QueuePair::new(domain, &cq, shape)?,
-            QueuePair::new(domain, &cq, shape)?,
+            QueuePair::for_trial(domain, &cq, shape)?,
+            QueuePair::for_trial(domain, &cq, shape)?,
         ];
         let gid = device.gid(port)?;
         let state = device.port(port)?;

@@ -15,6 +15,7 @@ use rdma_core_sys::types::{
 use super::device::{Device, Gid};
 use super::fence::Post;
 use super::objects::{CompletionQueue, Domain, access};
+use super::quirks::Quirks;
 use super::raw::RawQp;
 use super::{DeviceError, last_error};
 
@@ -76,17 +77,48 @@ pub struct QueuePair {
     pub(super) initiator_depth: u8,
 }
 
+/// Why a queue pair goes without the fences of [`Quirks::BIND_IS_REPLAYED`].
+enum Unfenced {
+    /// Its completion queue would have to have so many entries.
+    Completions(u32),
+    /// It would have to have so many send work requests.
+    Requests(u32),
+    /// The device gave no window for them, or no memory below it.
+    Refused(DeviceError),
+}
+
 impl QueuePair {
     /// A new one, in RESET, that reports to this completion queue.
     ///
     /// # Errors
     /// When the device is too small for it, when domain and completion queue do not belong together, and as the library
     /// says.
-    pub fn new(
+    pub fn new(domain: &Domain, cq: &CompletionQueue, shape: Shape) -> Result<Self, DeviceError> {
+        let (pair, unfenced) = Self::make(domain, cq, shape)?;
+        if let Some(why) = unfenced {
+            why.tell(&domain.device);
+        }
+        Ok(pair)
+    }
+
+    /// One that is to show what the device grants or can do, and is gone before it could lose a packet: what it has to go
+    /// without is told to nobody.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn for_trial(
+        domain: &Domain,
+        cq: &CompletionQueue,
+        shape: Shape,
+    ) -> Result<Self, DeviceError> {
+        Self::make(domain, cq, shape).map(|(pair, _)| pair)
+    }
+
+    fn make(
         domain: &Domain,
         cq: &CompletionQueue,
         mut shape: Shape,
-    ) -> Result<Self, DeviceError> {
+    ) -> Result<(Self, Option<Unfenced>), DeviceError> {
         shape.max_sge = shape.max_sge.max(1);
         let device = &domain.device;
         let elsewhere = !Arc::ptr_eq(device.context(), &cq.raw.context);
@@ -119,7 +151,17 @@ impl QueuePair {
         // A provider that cannot inline as much refuses the queue pair.
         let most = u32::try_from(attr.max_qp_wr).unwrap_or(0);
         let deep = shape.send_depth.saturating_mul(3);
-        let fenced = cq.fenced && device.offers_windows() && deep <= most;
+        let wants = device.quirks().contains(Quirks::BIND_IS_REPLAYED) && device.offers_windows();
+        let mut unfenced = if !wants {
+            None
+        } else if !cq.fenced {
+            Some(Unfenced::Completions(cq.with_fences))
+        } else if deep > most {
+            Some(Unfenced::Requests(deep))
+        } else {
+            None
+        };
+        let fenced = wants && unfenced.is_none();
         let room = Shape {
             send_depth: if fenced { deep } else { shape.send_depth },
             ..shape
@@ -134,9 +176,16 @@ impl QueuePair {
             pd: Arc::clone(&domain.queues),
             cq: Arc::clone(&cq.raw),
         });
-        Ok(Self {
-            // Without one it works until a packet is lost.
-            post: fenced.then(|| Post::new(domain).ok()).flatten(),
+        // Without one it works until a packet is lost.
+        let post = match fenced.then(|| Post::new(domain)).transpose() {
+            Ok(post) => post,
+            Err(error) => {
+                unfenced = Some(Unfenced::Refused(error));
+                None
+            }
+        };
+        let pair = Self {
+            post,
             raw,
             send_depth: shape.send_depth,
             recv_depth: shape.recv_depth,
@@ -144,7 +193,8 @@ impl QueuePair {
             // Some providers leave what was asked for in place of what was granted: never more than the wish.
             inline: cap.max_inline_data.min(shape.inline),
             initiator_depth: 0,
-        })
+        };
+        Ok((pair, unfenced))
     }
 
     /// Its number.
@@ -301,6 +351,39 @@ impl QueuePair {
             return Err(last_error("ibv_create_qp", device));
         }
         Ok((raw, attr.cap))
+    }
+}
+
+impl Unfenced {
+    /// Once for each cause, as the device's complaint.
+    fn tell(self, device: &Device) {
+        let attr = device.attributes();
+        let (cause, why) = match self {
+            Self::Completions(needed) => (
+                "max_cqe",
+                format!(
+                    "a completion queue with room for them has {needed} entries, and max_cqe is {}; a smaller queue depth \
+                     or fewer connections of a core leave room",
+                    attr.max_cqe
+                ),
+            ),
+            Self::Requests(needed) => (
+                "max_qp_wr",
+                format!(
+                    "a queue pair with room for them has {needed} send work requests, and max_qp_wr is {}; a smaller \
+                     queue depth leaves room",
+                    attr.max_qp_wr
+                ),
+            ),
+            Self::Refused(error) => ("a window", error.to_string()),
+        };
+        device.context().complain_once(cause, || {
+            format!(
+                "queue pairs of device {} have no fences before their BINDs, so that a lost packet may stop one until its \
+                 transfers time out: {why}",
+                device.name()
+            )
+        });
     }
 }
 

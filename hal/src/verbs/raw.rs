@@ -106,6 +106,8 @@ struct Complaints {
     more: u64,
     /// Of the breaches.
     told: u64,
+    /// What is said once.
+    once: Vec<&'static str>,
 }
 
 /// A protection domain, or a parent domain over one.
@@ -185,6 +187,18 @@ impl Context {
             known.told = breaches;
         }
         lines
+    }
+
+    /// Keeps a line that is said once for each cause, as long as the device is open.
+    pub(super) fn complain_once(&self, cause: &'static str, line: impl FnOnce() -> String) {
+        let mut known = self
+            .complaints
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !known.once.contains(&cause) {
+            known.once.push(cause);
+            known.lines.push(line());
+        }
     }
 
     /// Keeps what a call that destroys something has answered: 0, or an error number. It is made once, whatever it says:

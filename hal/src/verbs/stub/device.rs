@@ -26,8 +26,16 @@ pub struct Scenario {
     pub there: bool,
     /// It has thread domains, parent domains, and completion queues for one thread.
     pub thread_domains: bool,
+    /// By which its quirks are known.
+    pub vendor_id: u32,
     /// The most of a queue pair that it says that it has (`max_qp_wr`).
     pub max_qp_wr: i32,
+    /// Entries of a completion queue.
+    pub max_cqe: i32,
+    /// Windows that it says that it has.
+    pub max_mw: i32,
+    /// Memory regions.
+    pub max_mr: i32,
     /// The most of a queue pair that it makes; what is beyond is refused with the error number.
     pub most_wr: (u32, i32),
     /// Most bytes inside of a work request. It grants all of them to who asks for no more (`ibv_create_qp(3)`).
@@ -89,7 +97,11 @@ impl Default for Scenario {
         Self {
             there: true,
             thread_domains: false,
+            vendor_id: 0x02c9,
             max_qp_wr: 1 << 15,
+            max_cqe: 1 << 20,
+            max_mw: 1 << 20,
+            max_mr: 1 << 20,
             most_wr: (1 << 15, libc::EINVAL),
             inline: 512,
             state: IBV_PORT_ACTIVE,
@@ -224,10 +236,12 @@ pub(super) unsafe extern "C" fn query_device(
             return errno;
         }
         attr.write(ibv_device_attr {
+            vendor_id: scenario.vendor_id,
             max_qp_wr: scenario.max_qp_wr,
             max_sge: 30,
-            max_cqe: 1 << 20,
-            max_mw: 1 << 20,
+            max_cqe: scenario.max_cqe,
+            max_mw: scenario.max_mw,
+            max_mr: scenario.max_mr,
             device_cap_flags: IBV_DEVICE_MEM_WINDOW_TYPE_2B,
             phys_port_cnt: 1,
             ..Default::default()

@@ -298,6 +298,106 @@ fn a_device_on_which_nothing_can_be_destroyed_is_told_of_in_a_few_lines() {
     assert_eq!(told[64], "and 936 calls more that failed");
 }
 
+/// Linux's mlx4 leaves `max_mw` at 0, and has as many windows as memory regions.
+#[test]
+fn a_card_that_does_not_say_how_many_windows_it_has_has_as_many_as_memory_regions() {
+    let findings = Findings {
+        windows: true,
+        ..Findings::default()
+    };
+    for (max_mw, max_mr, wanted) in [
+        (0, 1 << 19, 1 << 19),
+        (3, 1 << 19, 3),
+        (1 << 20, 0, 1 << 20),
+        (0, 0, 0),
+        (0, -1, 0),
+    ] {
+        let scenario = Scenario {
+            max_mw,
+            max_mr,
+            ..Scenario::default()
+        };
+        let (device, _stub) = Stub::open(scenario).unwrap();
+        assert_eq!(device.windows(), wanted, "{max_mw} {max_mr}");
+        // What a plan is made for, and what a core is told.
+        assert_eq!(device.capabilities(&findings).max_windows, wanted);
+        let cq = CompletionQueue::new(&device, 64, false).unwrap();
+        let nic = Verbs::new(&device, cq, &findings, LIMITS).unwrap();
+        let of_core = nic.capabilities().max_windows;
+        assert_eq!(of_core, LIMITS.windows.min(wanted), "{max_mw} {max_mr}");
+    }
+}
+
+/// What a device with the quirk says of queue pairs of this depth: the lines, and whether one has its fence.
+fn unfenced(scenario: Scenario, entries: u32) -> (Vec<String>, bool) {
+    let (device, _stub) = Stub::open(scenario).unwrap();
+    let domain = Domain::new(&device).unwrap();
+    let cq = CompletionQueue::new(&device, entries, false).unwrap();
+    let tried = QueuePair::for_trial(&domain, &cq, SHAPE).unwrap();
+    assert_eq!(device.complaints(), [""; 0], "a trial");
+    let pairs = [(); 3].map(|()| QueuePair::new(&domain, &cq, SHAPE).unwrap());
+    let told = device.complaints();
+    let fenced = tried.post.is_some();
+    assert!(pairs.iter().all(|pair| pair.post.is_some() == fenced));
+    QueuePair::new(&domain, &cq, SHAPE).unwrap();
+    assert_eq!(device.complaints(), [""; 0], "once");
+    (told, fenced)
+}
+
+#[test]
+fn a_device_that_replays_binds_says_once_why_its_queue_pairs_have_no_fences() {
+    let rxe = || Scenario {
+        vendor_id: 0x00ff_ffff,
+        ..Scenario::default()
+    };
+    assert_eq!(unfenced(rxe(), 64), (vec![], true));
+    for (scenario, limit) in [
+        (
+            Scenario {
+                max_cqe: 191,
+                ..rxe()
+            },
+            "has 192 entries, and max_cqe is 191;",
+        ),
+        (
+            Scenario {
+                max_qp_wr: 23,
+                ..rxe()
+            },
+            "has 24 send work requests, and max_qp_wr is 23;",
+        ),
+        (
+            Scenario {
+                fails: vec![("alloc_mw", libc::ENOMEM)],
+                ..rxe()
+            },
+            "ibv_alloc_mw",
+        ),
+        (
+            Scenario {
+                fails: vec![("reg_mr", libc::ENOMEM)],
+                ..rxe()
+            },
+            "ibv_reg_mr of 64 B",
+        ),
+    ] {
+        // A card needs none.
+        let card = Scenario {
+            vendor_id: 0x02c9,
+            ..scenario.clone()
+        };
+        assert_eq!(unfenced(card, 64), (vec![], false));
+        let (told, fenced) = unfenced(scenario, 64);
+        assert!(!fenced, "{limit}");
+        let [line] = &told[..] else {
+            panic!("{told:#?}");
+        };
+        for part in ["stub0", "a lost packet may stop one", limit] {
+            assert!(line.contains(part), "{line}");
+        }
+    }
+}
+
 /// `rdma-core` answers EOPNOTSUPP for what a provider does not have: that is no news. Anything else is.
 #[test]
 fn a_provider_without_thread_domains_is_passed_over_and_one_that_refuses_is_told_of() {

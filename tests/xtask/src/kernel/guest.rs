@@ -168,6 +168,7 @@ impl<'s> Run<'s> {
         }
         let start = Instant::now();
         let mut all_started = None;
+        let mut complaints: Vec<String> = Vec::new();
         let ended = loop {
             let mut running = false;
             for child in &mut children {
@@ -190,9 +191,13 @@ impl<'s> Run<'s> {
                 break false;
             }
             for cable in &mut cables {
-                // The guest waits for it, and tells when it waits in vain.
+                // The guest waits for it, and tells when it waits in vain. Each failure is said once.
                 if let Err(error) = cable.look() {
-                    eprintln!("{}: {error:#}", self.script.name);
+                    let text = format!("{error:#}");
+                    if !complaints.contains(&text) {
+                        eprintln!("{}: {text}", self.script.name);
+                        complaints.push(text);
+                    }
                 }
             }
             thread::sleep(Duration::from_millis(50));
