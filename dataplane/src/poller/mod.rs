@@ -559,7 +559,12 @@ impl<'a, N: Nic> Poller<'a, N> {
     /// # Errors
     /// The device is unusable.
     pub fn poll(&mut self, now: Instant) -> Result<Progress, Fault> {
-        let mut work = self.obey(now);
+        let mut work = 0_u32;
+        if !self.ends.orders.is_empty() {
+            // What had arrived when the peer said good-bye is taken before its connection is closed.
+            work = self.complete(now)?;
+        }
+        work = work.saturating_add(self.obey(now));
         work = work.saturating_add(self.submit(now));
         work = work.saturating_add(self.complete(now)?);
         work = work.saturating_add(self.expire(now));
