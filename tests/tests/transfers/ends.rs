@@ -41,6 +41,29 @@ fn deaf_target<B: Backend>() -> (World<B>, [Handle; 2]) {
     (world, connection)
 }
 
+/// A peer that says good-bye has often sent something just before.
+pub(crate) fn what_has_arrived_is_taken_before_the_order_that_closes_its_connection<B: Backend>() {
+    let mut world = B::world([Setup::new(B::plain()); 2]);
+    let connection = world.connect();
+    let memory = world.nodes[0].arena.flat(LENGTH, 0);
+    world.export(0, 7, EntryOptions::PUT | EntryOptions::EVENTS, memory);
+    world.asleep[0] = true;
+    start(&mut world, connection[1], 1, PUT, 64);
+    for _ in 0..200 {
+        world.step();
+        if B::REAL {
+            std::thread::sleep(core::time::Duration::from_millis(1));
+        }
+    }
+    world.nodes[0].order(Order::Close {
+        connection: connection[0],
+    });
+    world.asleep[0] = false;
+    let event = world.event(0);
+    assert!(matches!(event, Event::Landed { .. }), "{event:?}");
+    world.end();
+}
+
 fn start<B: Backend>(
     world: &mut World<B>,
     connection: Handle,

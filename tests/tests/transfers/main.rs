@@ -87,6 +87,7 @@ transfers! {
         lnet::a_busy_entry_is_detached_when_the_last_transfer_is_out,
         lnet::a_cancel_in_every_phase_ends_with_one_event_and_leaves_the_connection_whole,
         lnet::a_cancelled_put_whose_ack_never_comes_ends_when_it_is_sent,
+        ends::what_has_arrived_is_taken_before_the_order_that_closes_its_connection,
         ends::a_late_answer_ends_a_transfer_that_timed_out_quietly,
         ends::a_cancelled_transfer_keeps_its_memory_until_its_key_is_dead,
         ends::the_abandon_limit_costs_the_connection_and_the_next_one_works,
