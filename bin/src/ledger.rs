@@ -104,7 +104,7 @@ impl Ledger {
         self.out.iter().flatten().count() as u64
     }
 
-    /// Why transfers failed, and how many for each reason; `None` for all reasons beyond the first 6.
+    /// Why transfers failed, and how many for each reason; `None` for all reasons but the first few.
     pub fn failures(&self) -> impl Iterator<Item = (Option<Error>, u64)> + '_ {
         let other = (self.other != 0).then_some((None, self.other));
         let named = self.errors.iter().flatten();

@@ -31,6 +31,17 @@ impl Cut {
         }
     }
 
+    /// Pieces of so many bytes at odd addresses, 8 bytes apart, the first `trim` bytes shorter.
+    #[must_use]
+    pub const fn gapped(piece: u32, trim: u32) -> Self {
+        Self {
+            offset: 3,
+            piece,
+            trim,
+            hole: 8,
+        }
+    }
+
     /// Whole pages that do not touch, from `offset` in the first.
     #[must_use]
     pub const fn pages(offset: u16) -> Self {

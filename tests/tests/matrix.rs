@@ -86,16 +86,6 @@ fn local(of: usize, kind: Kind) -> Local {
     }
 }
 
-/// Pieces of so many bytes, 8 bytes apart.
-const fn gapped(piece: u32) -> Cut {
-    Cut {
-        offset: 3,
-        piece,
-        trim: 1,
-        hole: 8,
-    }
-}
-
 /// Both ways, PUTs and GETs, in messages and in bulk, into sinks of one piece, of pages, of fewer than 16 and of more, and
 /// of nearly 257.
 fn jobs() -> [Job; 8] {
@@ -110,14 +100,14 @@ fn jobs() -> [Job; 8] {
     const GET: Operation = Operation::Get { optimized: true };
     const ROUTED: Operation = Operation::Get { optimized: false };
     [
-        Job::new(0, PUT, 20_000, gapped(999), gapped(79)),
-        Job::new(1, QUIET, 20_000, Cut::flat(1), gapped(1500)),
-        Job::new(0, GET, 20_000, Cut::pages(7), gapped(777)),
-        Job::new(1, ROUTED, 20_000, gapped(1000), Cut::flat(3)),
-        Job::new(1, GET, 20_000, Cut::flat(9), gapped(100)),
-        Job::new(0, QUIET, 20_000, gapped(4000), Cut::flat(5)),
-        Job::new(1, PUT, 500, gapped(50), Cut::flat(2)),
-        Job::new(0, GET, 3000, Cut::flat(0), gapped(300)),
+        Job::new(0, PUT, 20_000, Cut::gapped(999, 1), Cut::gapped(79, 1)),
+        Job::new(1, QUIET, 20_000, Cut::flat(1), Cut::gapped(1500, 1)),
+        Job::new(0, GET, 20_000, Cut::pages(7), Cut::gapped(777, 1)),
+        Job::new(1, ROUTED, 20_000, Cut::gapped(1000, 1), Cut::flat(3)),
+        Job::new(1, GET, 20_000, Cut::flat(9), Cut::gapped(100, 1)),
+        Job::new(0, QUIET, 20_000, Cut::gapped(4000, 1), Cut::flat(5)),
+        Job::new(1, PUT, 500, Cut::gapped(50, 1), Cut::flat(2)),
+        Job::new(0, GET, 3000, Cut::flat(0), Cut::gapped(300, 1)),
     ]
 }
 

@@ -17,16 +17,6 @@ const GET: Operation = Operation::Get { optimized: true };
 const ROUTED_GET: Operation = Operation::Get { optimized: false };
 const MEBIBYTE: u32 = 1 << 20;
 
-/// Pieces of so many bytes, 8 bytes apart.
-const fn gapped(piece: u32) -> Cut {
-    Cut {
-        offset: 3,
-        piece,
-        trim: 1,
-        hole: 8,
-    }
-}
-
 /// A registered source takes one WRITE for each fragment of the sink, however many pieces it has.
 #[test]
 fn a_registered_source_is_written_at_once() {
@@ -40,7 +30,7 @@ fn a_registered_source_is_written_at_once() {
         setup.shape.register_source_from = 2;
         let mut world = World::new(setup);
         let connection = world.connect();
-        let (mut near, mut far) = (Cut::flat(9), gapped(2000));
+        let (mut near, mut far) = (Cut::flat(9), Cut::gapped(2000, 1));
         if operation == PUT {
             core::mem::swap(&mut near, &mut far);
         }
@@ -230,8 +220,15 @@ fn short_page_lists_cover_a_staging_buffer_in_larger_pages() {
         let connection = world.connect();
         let length = MEBIBYTE - 512;
         if moves {
-            let jobs = [PUT, GET, ROUTED_GET]
-                .map(|operation| Job::new(0, operation, length, gapped(65_000), gapped(65_001)));
+            let jobs = [PUT, GET, ROUTED_GET].map(|operation| {
+                Job::new(
+                    0,
+                    operation,
+                    length,
+                    Cut::gapped(65_000, 1),
+                    Cut::gapped(65_001, 1),
+                )
+            });
             Jobs::run(&mut world, connection, &jobs, |_| {});
             let staged = |at: usize| world.nodes[at].counters.stagings.get();
             assert_eq!((staged(0), staged(1)), (2, 1));

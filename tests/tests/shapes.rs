@@ -12,16 +12,6 @@ const PUT: Operation = Operation::Put {
 const GET: Operation = Operation::Get { optimized: true };
 const ROUTED_GET: Operation = Operation::Get { optimized: false };
 
-/// Pieces of so many bytes, 8 bytes apart.
-const fn gapped(piece: u32) -> Cut {
-    Cut {
-        offset: 3,
-        piece,
-        trim: 0,
-        hole: 8,
-    }
-}
-
 /// Runs the jobs; registrations by fragment list and by page list of both nodes, and WRITEs of both.
 fn run(setup: Setup, jobs: &[Job]) -> [[u64; 3]; 2] {
     let mut world = World::new(setup);
@@ -51,7 +41,7 @@ fn pages_only() -> Setup {
 fn lu_8057_two_hundred_and_fifty_seven_fragments_go_under_one_key() {
     let cut = Cut {
         trim: 1,
-        ..gapped(4081)
+        ..Cut::gapped(4081, 0)
     };
     let length = 4081 * 256;
     assert_eq!(cut.lengths(length).len(), 257);
@@ -92,9 +82,9 @@ fn lu_10089_lu_20400_page_lists_refuse_gaps_by_name_and_leak_nothing() {
     let mut world = World::new(pages_only());
     let connection = world.connect();
     for (operation, near, far) in [
-        (GET, gapped(1000), Cut::flat(0)),
-        (ROUTED_GET, gapped(1000), Cut::flat(0)),
-        (PUT, Cut::flat(0), gapped(1000)),
+        (GET, Cut::gapped(1000, 0), Cut::flat(0)),
+        (ROUTED_GET, Cut::gapped(1000, 0), Cut::flat(0)),
+        (PUT, Cut::flat(0), Cut::gapped(1000, 0)),
     ] {
         let arena = &mut world.nodes[0].arena;
         let (sink, _) = o2poll_tests::Plot::new(arena, 9000, far);
@@ -133,7 +123,7 @@ fn lu_10089_lu_20400_page_lists_refuse_gaps_by_name_and_leak_nothing() {
     Jobs::run(
         &mut world,
         connection,
-        &[Job::new(1, GET, 9000, Cut::flat(0), gapped(500))],
+        &[Job::new(1, GET, 9000, Cut::flat(0), Cut::gapped(500, 0))],
         |_| {},
     );
     world.end();
@@ -151,11 +141,17 @@ fn page_shaped_lists_beyond_a_short_fragment_list_go_as_page_lists() {
         assert_eq!(counted[sink][..2], [0, 1], "256 pages");
         let counted = run(
             setup,
-            &[Job::new(0, operation, 16384, gapped(4096), gapped(4096))],
+            &[Job::new(
+                0,
+                operation,
+                16384,
+                Cut::gapped(4096, 0),
+                Cut::gapped(4096, 0),
+            )],
         );
         assert_eq!(counted[sink][..2], [1, 0], "4 fragments");
     }
     // Five fragments with gaps fit neither.
-    let refused = Job::new(0, GET, 4096 * 4 + 1, gapped(4096), Cut::flat(0));
+    let refused = Job::new(0, GET, 4096 * 4 + 1, Cut::gapped(4096, 0), Cut::flat(0));
     assert_eq!(run(setup, &[refused])[0][..2], [0, 0]);
 }

@@ -1,11 +1,26 @@
 //! Runs that end well.
 
 use std::fs;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use crate::{COPY, Folder, WORKLOAD, data, json, nodes, o2poll, program, shipped, text};
+
+/// A run that ends well, and its report.
+fn spotless(file: &Path) -> (Output, Value) {
+    let output = o2poll(&[
+        "run".as_ref(),
+        file.as_os_str(),
+        "--json".as_ref(),
+        "-".as_ref(),
+    ]);
+    let report = json(&output);
+    assert_eq!(output.status.code(), Some(0), "{report:#}");
+    expect_spotless(&report);
+    (output, report)
+}
 
 /// What must hold of every run that ended well.
 fn expect_spotless(report: &Value) {
@@ -58,15 +73,7 @@ fn a_file_in_several_pieces_is_copied_there_and_back_and_a_mix_is_verified() {
         "nodes.toml",
         nodes("", "4 MiB", &format!("{COPY}{WORKLOAD}")),
     );
-    let output = o2poll(&[
-        "run".as_ref(),
-        file.as_os_str(),
-        "--json".as_ref(),
-        "-".as_ref(),
-    ]);
-    let report = json(&output);
-    assert_eq!(output.status.code(), Some(0), "{report:#}");
-    expect_spotless(&report);
+    let (_, report) = spotless(&file);
     assert_eq!(report["digests"].as_array().unwrap().len(), 2);
     assert_eq!(report["pings"][0]["ok"], true);
     let transfers = report["transfers"].as_array().unwrap();
@@ -113,15 +120,7 @@ fn extensions_are_used_where_both_nodes_have_them_on() {
             "nodes.toml",
             text.replacen(nid, &format!("{nid}{first}"), 1),
         );
-        let output = o2poll(&[
-            "run".as_ref(),
-            file.as_os_str(),
-            "--json".as_ref(),
-            "-".as_ref(),
-        ]);
-        let report = json(&output);
-        assert_eq!(output.status.code(), Some(0), "{report:#}");
-        expect_spotless(&report);
+        let (_, report) = spotless(&file);
         let sum = |name: &str| -> u64 {
             let nodes = report["nodes"].as_array().unwrap();
             nodes
@@ -245,15 +244,7 @@ fn a_small_device_is_used_within_its_limits_and_it_is_said() {
         "profile = \"frwr\", max_fragments = 4, max_sge = 2, max_send_wr = 40, max_cqe = 128, max_windows = 5",
     );
     let file = folder.write("nodes.toml", text_of);
-    let output = o2poll(&[
-        "run".as_ref(),
-        file.as_os_str(),
-        "--json".as_ref(),
-        "-".as_ref(),
-    ]);
-    let report = json(&output);
-    assert_eq!(output.status.code(), Some(0), "{report:#}");
-    expect_spotless(&report);
+    let (output, _) = spotless(&file);
     assert!(
         text(&output.stderr).contains("peer_credits is"),
         "{}",

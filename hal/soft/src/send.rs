@@ -4,6 +4,7 @@ use o2poll_dataplane::nic::{Completion, RKey, Region, Sge, Status};
 
 use crate::Soft;
 use crate::bytes::{Pieces, Span};
+use crate::completion::CompletionQueue;
 use crate::keys::Keys;
 use crate::lists::Asker;
 use crate::packet::{Body, Flags, Opcode, Packet, Route, before};
@@ -163,15 +164,8 @@ impl<W: Wire> Soft<'_, W> {
             } else if entry.is_local() && entry.failure.is_none() {
                 match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
                     Local::Waits => return Some(Pause::Idle),
-                    Local::Failed(status) => {
-                        entry.failure = Some(status);
-                        return None;
-                    }
-                    Local::Ran => {}
-                }
-                if slot.pass_local() && entry.is(Marks::SIGNALLED) {
-                    let done = Completion::Done { id: entry.id };
-                    tell(&mut self.completions, index, slot, done);
+                    Local::Failed => return None,
+                    Local::Ran => pass(index, slot, entry, &mut self.completions),
                 }
             } else {
                 return None;
@@ -224,15 +218,8 @@ impl<W: Wire> Soft<'_, W> {
             }
             match run_local(entry, slot, &mut self.keys, asker, &self.profile) {
                 Local::Waits => return Some(Pause::Idle),
-                Local::Failed(status) => {
-                    entry.failure = Some(status);
-                    return None;
-                }
-                Local::Ran => {}
-            }
-            if slot.pass_local() && entry.is(Marks::SIGNALLED) {
-                let done = Completion::Done { id: entry.id };
-                tell(&mut self.completions, index, slot, done);
+                Local::Failed => {}
+                Local::Ran => pass(index, slot, entry, &mut self.completions),
             }
             return None;
         }
@@ -317,7 +304,8 @@ enum Local {
     Ran,
     /// For what was sent before it.
     Waits,
-    Failed(Status),
+    /// Why is in its entry.
+    Failed,
 }
 
 /// Runs a request that needs no peer, if it has not run.
@@ -340,13 +328,29 @@ fn run_local(
         entry.marks.remove(Marks::STAGED);
         let checks_reuse = profile.capabilities.checks_reuse;
         if let Err(status) = keys.activate(Region(entry.extra), key, checks_reuse) {
-            return Local::Failed(status);
+            entry.failure = Some(status);
+            return Local::Failed;
         }
     } else if !keys.kill(asker, key, profile.foreign_invalidate) {
-        return Local::Failed(Status::LocalOperation);
+        entry.failure = Some(Status::LocalOperation);
+        return Local::Failed;
     }
     entry.marks.insert(Marks::RAN);
     Local::Ran
+}
+
+/// Goes on behind a request that needs no peer, and tells of it where that is wanted and due.
+#[inline(always)]
+fn pass(
+    index: u32,
+    slot: &mut QueuePairSlot,
+    entry: &SendEntry,
+    completions: &mut CompletionQueue<'_>,
+) {
+    if slot.pass_local() && entry.is(Marks::SIGNALLED) {
+        let done = Completion::Done { id: entry.id };
+        tell(completions, index, slot, done);
+    }
 }
 
 /// All of a plain request in one packet.

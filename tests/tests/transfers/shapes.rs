@@ -13,16 +13,6 @@ const GET: Operation = Operation::Get { optimized: true };
 const ROUTED_GET: Operation = Operation::Get { optimized: false };
 const MEBIBYTE: u32 = 1 << 20;
 
-/// Pieces of so many bytes, 8 bytes apart.
-const fn gapped(piece: u32) -> Cut {
-    Cut {
-        offset: 3,
-        piece,
-        trim: 1,
-        hole: 8,
-    }
-}
-
 /// A node that refuses no shape: staging buffers, and the arena's key where there is no other.
 fn willing(profile: Profile) -> Setup {
     let mut setup = Setup::new(profile);
@@ -40,13 +30,13 @@ pub(crate) fn no_profile_refuses_two_hundred_and_fifty_seven_odd_pieces<B: Backe
                 let mut world = B::world([setup; 2]);
                 let connection = world.connect();
                 let length = 4081 * 256;
-                let cut = gapped(4081);
+                let cut = Cut::gapped(4081, 1);
                 assert_eq!(cut.lengths(length).len(), 257);
                 let jobs = [
                     Job::new(0, operation, length, cut, cut),
                     Job::new(1, operation, length, cut, Cut::flat(1)),
                     Job::new(0, operation, MEBIBYTE, Cut::flat(4095), cut),
-                    Job::new(1, operation, 4000, gapped(17), gapped(16)),
+                    Job::new(1, operation, 4000, Cut::gapped(17, 1), Cut::gapped(16, 1)),
                 ];
                 Jobs::run(&mut world, connection, &jobs, |_| {});
                 for node in &world.nodes {
@@ -116,7 +106,7 @@ pub(crate) fn the_mechanism_is_chosen_per_transfer_and_counted<B: Backend>() {
         setup.max_frags = max_frags;
         setup
     };
-    let ten = gapped(4096);
+    let ten = Cut::gapped(4096, 1);
     for (setup, far, expected) in [
         (plain(Profile::frwr()), ten, [1, 0, 0, 0, 0, 0]),
         (plain(Profile::mlx4()), Cut::pages(5), [0, 1, 0, 0, 0, 0]),
@@ -170,8 +160,8 @@ pub(crate) fn an_empty_pool_makes_transfers_wait_and_the_peers_have_their_share<
                 from,
                 operation,
                 300_000,
-                gapped(9000),
-                gapped(7000),
+                Cut::gapped(9000, 1),
+                Cut::gapped(7000, 1),
             ));
         }
     }
@@ -195,7 +185,7 @@ pub(crate) fn long_source_lists_go_in_instalments<B: Backend>() {
                 let length = pieces * 400;
                 let even = Cut {
                     trim: 0,
-                    ..gapped(400)
+                    ..Cut::gapped(400, 1)
                 };
                 let (mut near, mut far) = (Cut::flat(9), even);
                 if operation == PUT {
@@ -219,8 +209,14 @@ pub(crate) fn a_window_takes_one_contiguous_range_and_no_more<B: Backend>() {
             setup,
             &[
                 Job::new(0, operation, 50_000, Cut::flat(1), Cut::flat(4095)),
-                Job::new(1, operation, 50_000, gapped(999), gapped(999)),
-                Job::new(1, operation, 3976, gapped(99), gapped(99)),
+                Job::new(
+                    1,
+                    operation,
+                    50_000,
+                    Cut::gapped(999, 1),
+                    Cut::gapped(999, 1),
+                ),
+                Job::new(1, operation, 3976, Cut::gapped(99, 1), Cut::gapped(99, 1)),
             ],
         );
         // Where the first job's sink is.
